@@ -1,0 +1,88 @@
+#include "common/executor.h"
+
+#include <utility>
+
+namespace kvtier {
+
+ThreadPool::ThreadPool(int threads) {
+  threads_.reserve(threads);
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.NotifyAll();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::Run(std::function<void()> task) {
+  {
+    MutexLock lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  wake_.NotifyOne();
+}
+
+void ThreadPool::Work() {
+  while (true) {
+    std::function<void()> task;
+    {
+      MutexLock lock(mutex_);
+      while (tasks_.empty() && !stopping_) wake_.Wait(mutex_);
+      if (tasks_.empty()) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
+}
+
+void ManualExecutor::Run(std::function<void()> task) {
+  MutexLock lock(mutex_);
+  tasks_.push_back(std::move(task));
+}
+
+bool ManualExecutor::RunOne() {
+  std::function<void()> task;
+  {
+    MutexLock lock(mutex_);
+    if (tasks_.empty()) return false;
+    task = std::move(tasks_.front());
+    tasks_.pop_front();
+  }
+  task();
+  return true;
+}
+
+void ManualExecutor::RunAll() {
+  while (RunOne()) {
+  }
+}
+
+Ticker::Ticker(Duration period, std::function<void()> task)
+    : period_(period), task_(std::move(task)) {
+  thread_ = std::thread([this] {
+    while (true) {
+      {
+        MutexLock lock(mutex_);
+        if (!stopping_) wake_.WaitFor(mutex_, period_);
+        if (stopping_) return;
+      }
+      task_();
+    }
+  });
+}
+
+Ticker::~Ticker() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.NotifyAll();
+  thread_.join();
+}
+
+}  // namespace kvtier

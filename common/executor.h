@@ -1,0 +1,65 @@
+// The only maker of threads besides gRPC.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/mutex.h"
+
+namespace kvtier {
+
+// Thread-safe. Tasks may block (they do the tiers' I/O) and may add tasks.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual void Run(std::function<void()> task) = 0;
+};
+
+// A fixed set of threads over one queue. The destructor finishes what was queued.
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(int threads);
+  ~ThreadPool() override;
+  void Run(std::function<void()> task) override;
+
+ private:
+  void Work();
+
+  Mutex mutex_;
+  CondVar wake_;
+  std::deque<std::function<void()>> tasks_ KVTIER_GUARDED_BY(mutex_);
+  bool stopping_ KVTIER_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+// Queues until the test says when: RunOne runs the oldest task on the caller's thread.
+class ManualExecutor final : public Executor {
+ public:
+  void Run(std::function<void()> task) override;
+  bool RunOne();  // false when nothing was queued
+  void RunAll();
+
+ private:
+  Mutex mutex_;
+  std::deque<std::function<void()>> tasks_ KVTIER_GUARDED_BY(mutex_);
+};
+
+// Calls `task` every `period` of real time on a thread of its own, until destroyed.
+class Ticker {
+ public:
+  Ticker(Duration period, std::function<void()> task);
+  ~Ticker();
+
+ private:
+  const Duration period_;
+  const std::function<void()> task_;
+  Mutex mutex_;
+  CondVar wake_;
+  bool stopping_ KVTIER_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace kvtier

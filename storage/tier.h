@@ -1,0 +1,80 @@
+// The seam between policy and media.
+//
+// A Tier keeps bytes by key on one medium. It has no policy: TierManager decides what goes in and what
+// leaves. Calls work in batches with a result per item, and carry a deadline, so that a slow or remote
+// medium fits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "common/block_key.h"
+#include "common/clock.h"
+#include "common/status.h"
+
+namespace kvtier {
+
+// Fastest first; promote moves to a smaller number, demote to a larger one.
+enum class TierKind : uint8_t { kGpu = 0, kRam = 1, kSsd = 2 };
+inline constexpr int kTiers = 3;
+inline constexpr TierKind kAllTiers[kTiers] = {TierKind::kGpu, TierKind::kRam, TierKind::kSsd};
+std::string_view TierName(TierKind tier);  // "gpu", "ram", "ssd"
+
+// What identifies one part of one block, for media that outlive the process.
+struct PartIdentity {
+  ModelId model;
+  BlockKey key;
+  BlockKey parent;
+  std::string_view identity;  // tokens and media, or the engine's hash
+  uint16_t part = 0;          // group * tensor_parallel + rank
+};
+
+// Where a part lies in the tier that gave this out; means nothing to anybody else.
+using Location = uint64_t;
+
+struct WriteOp {
+  PartIdentity id;
+  std::span<const std::byte> from;
+  uint64_t checksum = 0;  // XXH3-64 of `from`
+  uint64_t owner = 0;     // the caller's tag for this part, told back when the tier must move it
+  // Results.
+  absl::Status status;
+  Location location = 0;
+};
+
+struct ReadOp {
+  PartIdentity id;
+  Location location = 0;
+  uint64_t checksum = 0;
+  std::span<std::byte> to;  // exactly the part's bytes
+  absl::Status status;      // result; NOT_FOUND or DATA_LOSS are misses
+};
+
+struct TierUsage {
+  uint64_t capacity_bytes = 0;
+  uint64_t used_bytes = 0;
+  uint64_t backed_bytes = 0;
+};
+
+// Thread-safe.
+class Tier {
+ public:
+  virtual ~Tier() = default;
+  virtual TierKind kind() const = 0;
+
+  // RESOURCE_EXHAUSTED per item when there is no room: the caller makes room and tries again.
+  virtual void Write(std::span<WriteOp> ops, TimePoint deadline) = 0;
+  // On success all of `to` was written with the bytes that Write was given under this identity; on
+  // failure its contents are undefined.
+  virtual void Read(std::span<ReadOp> ops, TimePoint deadline) = 0;
+  virtual void Erase(std::span<const Location> locations) = 0;
+
+  virtual TierUsage usage() const = 0;
+  virtual void SetCapacity(uint64_t bytes) = 0;
+  // How many parts of these sizes together (one block) fit when a model has the tier for itself.
+  virtual uint64_t BlocksFor(std::span<const uint64_t> part_bytes) const = 0;
+};
+
+}  // namespace kvtier
