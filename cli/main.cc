@@ -1,0 +1,31 @@
+// kvtier: one tool for operators and planners. Wiring only.
+#include "cli/commands.h"
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "kvtier keeps the KV cache of LLM prompts. This tool talks to a running kvtierd, replays "
+      "request\n"
+      "traces against it, and sizes caches.",
+      "kvtier");
+  app.set_version_flag("--version", "kvtier " KVTIER_VERSION);
+  app.require_subcommand(1);
+  app.footer("'kvtier COMMAND --help' explains a command and gives an example.");
+
+  kvtier::cli::Invocation invocation;
+  kvtier::cli::AddStatusCommand(app, &invocation);
+  kvtier::cli::AddModelsCommand(app, &invocation);
+  kvtier::cli::AddSetCapacityCommand(app, &invocation);
+  kvtier::cli::AddResetCommand(app, &invocation);
+  kvtier::cli::AddUnregisterCommand(app, &invocation);
+  kvtier::cli::AddDrainCommand(app, &invocation);
+  kvtier::cli::AddSizeCommand(app, &invocation);
+  kvtier::cli::AddReplayCommand(app, &invocation);
+  kvtier::cli::AddBenchCommand(app, &invocation);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  kvtier::cli::Output output(invocation.json);
+  return output.Finish(invocation.run(output));
+}
