@@ -1,0 +1,28 @@
+// How the client, the daemon and the benchmark's ceilings tune gRPC's transport. One list, so that
+// both ends of a connection agree and a comparison is fair. Names and values only: no gRPC here.
+#pragma once
+
+namespace kvtier {
+
+struct ChannelArg {
+  const char* name;
+  int value;
+};
+
+inline constexpr ChannelArg kTransportArgs[] = {
+    // A message of payload travels in one frame instead of 64 frames of 16 KiB.
+    {"grpc.http2.max_frame_size", 1 << 20},
+    // How much a sender may have in flight before the receiver has asked for more.
+    {"grpc.http2.lookahead_bytes", 16 << 20},
+    // Reads of the socket's whole buffer at once, into few large slices.
+    {"grpc.experimental.tcp_read_chunk_size", 1 << 20},
+    {"grpc.experimental.tcp_min_read_chunk_size", 256 << 10},
+    {"grpc.experimental.tcp_max_read_chunk_size", 4 << 20},
+    // KV does not compress.
+    {"grpc.default_compression_algorithm", 0},
+};
+
+// Request messages: 1,048,576 tokens of 4 bytes, media and namespace. A payload message is smaller.
+inline constexpr int kMaxMessageBytes = 8 << 20;
+
+}  // namespace kvtier
