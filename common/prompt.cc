@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "common/check.h"
+#define XXH_STATIC_LINKING_ONLY  // for a state on the stack
 #include "xxhash.h"
 
 namespace kvtier {
