@@ -1,8 +1,8 @@
 // The seam between policy and media.
 //
-// A Tier keeps bytes by key on one medium. It has no policy: TierManager decides what goes in and what
-// leaves. Calls work in batches with a result per item, and carry a deadline, so that a slow or remote
-// medium fits.
+// A Tier keeps bytes by key on one medium. It has no policy: TierManager decides what goes in and
+// what leaves. Calls work in batches with a result per item, and carry a deadline, so that a slow
+// or remote medium fits.
 #pragma once
 
 #include <cstdint>

@@ -2,22 +2,27 @@
 //
 //   Lookup  cursor -> hash -> [ walk to the first block not complete, verifying identities; touch,
 //           deepest first; pin when a lease is asked for ]
-//   Fetch   [ pin what is named ] -> per block: in RAM -> its bytes in place; else a fill from the tier
+//   Fetch   [ pin what is named ] -> per block: in RAM -> its bytes in place; else a fill from the
+//   tier
 //           that has it, one for all who ask -> stream -> [ unpin ]
-//   Store   [ pin what is named and present ] -> per missing block: a slot (MakeRoom) -> payload straight
+//   Store   [ pin what is named and present ] -> per missing block: a slot (MakeRoom) -> payload
+//   straight
 //           into it -> [ commit ]; visible once all parts are there
-//   MakeRoom  [ least recent blocks, never pinned ] -> copied down when no lower tier has them -> erased
+//   MakeRoom  [ least recent blocks, never pinned ] -> copied down when no lower tier has them ->
+//   erased
 //
-// Brackets are the index lock: inside them no I/O and no copying of payload. Eviction is least recently
-// used, leaf first: a path is touched deepest block first, so heads are newer than tails and no block
-// outlives its parent in a memory tier.
+// Brackets are the index lock: inside them no I/O and no copying of payload. Eviction is least
+// recently used, leaf first: a path is touched deepest block first, so heads are newer than tails
+// and no block outlives its parent in a memory tier.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,10 +32,15 @@
 #include "common/model_spec.h"
 #include "common/mutex.h"
 #include "common/prompt.h"
+#include "storage/block_index.h"
 #include "storage/memory_tier.h"
 #include "storage/tier.h"
 
 namespace kvtier {
+
+class FetchSession;
+class StoreSession;
+class TierManager;
 
 // A prompt as the manager takes it: whose, and its blocks.
 struct PromptRef {
@@ -55,21 +65,40 @@ struct LookupResult {
 };
 
 enum class StoreOutcome : uint8_t { kPending, kStored, kAlreadyPresent, kRejected };
-enum class RejectReason : uint8_t { kNone, kNoSpace, kChecksum, kNoParent, kReset, kNotSent };
+enum class RejectReason : uint8_t {
+  kNone,
+  kNoSpace,
+  kChecksum,
+  kNoParent,
+  kReset,
+  kNotSent,
+  kCollision
+};
 
-// Keeps one block where it is. Move-only; ends with the object, on any thread.
-class BlockPin;
+// The pins of a walk down one prompt: while it lives, its blocks stay where they are. Ends on any
+// thread; then its blocks become the most recent, heads last.
+class PinSet {
+ public:
+  // `blocks`, from the prompt's first, are pinned already; the set takes those pins over.
+  PinSet(TierManager* manager, std::vector<EntryId> blocks)
+      : manager_(manager), blocks_(std::move(blocks)) {}
+  ~PinSet();
+  PinSet(const PinSet&) = delete;
+  PinSet& operator=(const PinSet&) = delete;
+  const std::vector<EntryId>& blocks() const { return blocks_; }
+
+ private:
+  TierManager* const manager_;
+  const std::vector<EntryId> blocks_;
+};
 
 // Bytes of one part, readable while `hold` lives (a pin, or a buffer of their own).
 struct PartView {
   std::span<const std::byte> bytes;
   uint64_t checksum = 0;
   TierKind tier = TierKind::kRam;  // where they came from
-  std::shared_ptr<void> hold;
+  std::shared_ptr<const void> hold;
 };
-
-class FetchSession;
-class StoreSession;
 
 struct ManagerOptions {
   uint32_t max_leases_per_client = 4096;
@@ -88,7 +117,8 @@ struct TierStats {
 };
 struct ManagerStats {
   std::array<TierStats, kTiers> tiers;
-  uint64_t models = 0, blocks = 0, index_bytes = 0, identity_bytes = 0, leases = 0, pinned_blocks = 0;
+  uint64_t models = 0, blocks = 0, index_bytes = 0, identity_bytes = 0, leases = 0,
+           pinned_blocks = 0;
   uint64_t lookups = 0, lookup_blocks = 0, hit_blocks = 0;
   uint64_t fetched_blocks = 0, fetch_missed_blocks = 0;
   uint64_t stored_blocks = 0, already_present_blocks = 0, rejected_blocks = 0;
@@ -107,11 +137,12 @@ struct ResizeResult {
   uint64_t backed_bytes = 0;
 };
 
-// Thread-safe. Calls may block only where their comment says so.
+// Thread-safe. Calls may block only where their comment says so. Sessions are in
+// storage/sessions.h.
 class TierManager {
  public:
-  // `gpu` and `ssd` may be null. `clock` and `executor` must outlive the manager; the executor's tasks
-  // must have ended before it is destroyed, and every session, pin and view too.
+  // `gpu` and `ssd` may be null. `clock` and `executor` must outlive the manager; the executor's
+  // tasks must have ended before it is destroyed, and every session, pin and view too.
   TierManager(ManagerOptions options, std::unique_ptr<MemoryTier> gpu,
               std::unique_ptr<MemoryTier> ram, std::unique_ptr<Tier> ssd, Executor* executor,
               const Clock* clock);
@@ -128,7 +159,8 @@ class TierManager {
   // Errors: NOT_FOUND.
   absl::Status Release(LeaseId lease);
   absl::Status Renew(LeaseId lease, Duration remaining);
-  // Ends the leases whose time is up, and goes on with an unfinished shrink; call it every now and then.
+  // Ends the leases whose time is up, and goes on with an unfinished shrink; call it every now and
+  // then.
   void Tick();
 
   // Blocks [first, last) of a prompt or a lease. Errors: NOT_FOUND (model, lease), INVALID_ARGUMENT
@@ -153,43 +185,148 @@ class TierManager {
   absl::StatusOr<ResizeResult> SetCapacity(TierKind tier, uint64_t bytes);
 
   ManagerStats stats() const;
-};
 
-// Not thread-safe: one caller at a time, any thread.
-class FetchSession {
- public:
-  virtual ~FetchSession() = default;
-  virtual uint32_t first() const = 0;
-  virtual uint32_t last() const = 0;
-  // True when Next(block) would wait for a lower tier: call it where blocking is allowed.
-  virtual bool WouldBlock(uint32_t block) const = 0;
-  // The part's bytes; NOT_FOUND is a miss. Ask in ascending order, each block at most once: the
-  // session's own pin on a block moves into the view.
-  virtual absl::StatusOr<PartView> Next(uint32_t block, TimePoint deadline) = 0;
-};
+  // Aborts when the index, the orders, the pools and the counts disagree. Only while no call is in
+  // progress. For tests.
+  void CheckInvariants() const;
 
-// Not thread-safe. Destroying it gives up what was not committed.
-class StoreSession {
- public:
-  virtual ~StoreSession() = default;
-  virtual uint32_t first() const = 0;
-  virtual uint32_t count() const = 0;
-  virtual uint64_t part_bytes() const = 0;
-  // Block indices count from the prompt's first block. kPending: its payload is wanted.
-  virtual StoreOutcome outcome(uint32_t block) const = 0;
-  virtual RejectReason reason(uint32_t block) const = 0;
-  // Takes a slot for a pending block. False: rejected (kNoSpace, kNoParent, ...). Blocks when room must be
-  // made by writing to a slower tier; WouldBlock says so.
-  virtual bool WouldBlock() const = 0;
-  virtual bool Reserve(uint32_t block, TimePoint deadline) = 0;
-  // The reserved block's slot. Only until Commit or Reject.
-  virtual std::span<std::byte> Buffer(uint32_t block) = 0;
-  // All bytes of the buffer are there and match the checksum.
-  virtual void Commit(uint32_t block, uint64_t checksum) = 0;
-  virtual void Reject(uint32_t block, RejectReason reason) = 0;
-  // The payload of a present block was seen to have this checksum; counts a mismatch. True when it
-  // differs from what is stored.
-  virtual bool NotePresent(uint32_t block, uint64_t checksum) = 0;
+ private:
+  friend class PinSet;
+  friend class FetchSession;
+  friend class StoreSession;
+
+  struct Model {
+    ModelId id;
+    ModelSpec spec;
+    std::vector<uint64_t> part_bytes;  // group-major
+    uint32_t number = 0;               // index in models_
+    uint32_t groups = 1;
+    uint32_t ranks = 1;
+    bool removed = false;
+    std::array<uint64_t, kTiers> blocks{};  // complete ones, by tier
+  };
+  struct Space {
+    uint32_t model = 0;
+    std::string canonical;
+    uint64_t refs = 0;   // entries and store sessions
+    bool reset = false;  // nothing may be stored into it any more
+  };
+  struct Lease {
+    std::shared_ptr<const PinSet> pins;
+    uint32_t model = 0;
+    std::string client;
+    TimePoint expiry;
+  };
+  // The blocks of a prompt that exist, as found in one or several holds of the lock.
+  struct Walk {
+    Model* model = nullptr;
+    std::vector<BlockIdentity> identities;
+    std::vector<EntryId> path;  // of the leading identities
+    uint64_t removals = 0;      // BlockIndex::removals() in the first hold
+  };
+  // What leaves its tier once the lock is released.
+  struct Erasures {
+    std::array<std::vector<Location>, kTiers> at;
+  };
+  // One part on its way between tiers.
+  struct Move {
+    EntryId block = kNoEntry;
+    uint16_t part = 0;
+    Location from = kNoLocation;
+    uint64_t bytes = 0;
+    uint64_t checksum = 0;
+    PartIdentity id;
+  };
+
+  // tier_manager.cc
+  Tier* tier(TierKind kind) const { return tiers_[static_cast<int>(kind)]; }
+  absl::StatusOr<Model*> FindModelLocked(const ModelId& id) const KVTIER_REQUIRES(mutex_);
+  ModelInfo InfoLocked(const Model& model) const KVTIER_REQUIRES(mutex_);
+  std::optional<SpaceId> FindSpaceLocked(const std::string& canonical) const
+      KVTIER_REQUIRES(mutex_);
+  SpaceId TakeSpaceLocked(uint32_t model, const std::string& canonical) KVTIER_REQUIRES(mutex_);
+  void DropSpaceRefLocked(SpaceId space) KVTIER_REQUIRES(mutex_);
+  bool GroupPresentLocked(EntryId block, uint32_t group) const KVTIER_REQUIRES(mutex_);
+  TierKind BestTierLocked(EntryId block) const KVTIER_REQUIRES(mutex_);
+  uint32_t LeadingGroupBlocksLocked(std::span<const EntryId> path, uint32_t group) const
+      KVTIER_REQUIRES(mutex_);
+  absl::StatusOr<Walk> WalkPrompt(PromptRef& prompt, uint64_t limit) KVTIER_EXCLUDES(mutex_);
+  void RevalidateLocked(const PromptRef& prompt, Walk* walk) const KVTIER_REQUIRES(mutex_);
+  void CountHitsLocked(const Model& model, std::span<const EntryId> path, LookupResult* result)
+      KVTIER_REQUIRES(mutex_);
+  absl::StatusOr<LeaseId> AddLeaseLocked(const Model& model, std::shared_ptr<const PinSet> pins,
+                                         const LookupOptions& options) KVTIER_REQUIRES(mutex_);
+  std::shared_ptr<const PinSet> RemoveLeaseLocked(LeaseId id) KVTIER_REQUIRES(mutex_);
+  std::shared_ptr<PinSet> PinLocked(std::vector<EntryId> path) KVTIER_REQUIRES(mutex_);
+  void AddPinLocked(EntryId block) KVTIER_REQUIRES(mutex_);
+  void TouchLocked(EntryId block) KVTIER_REQUIRES(mutex_);
+  void Unpin(const std::vector<EntryId>& path) KVTIER_EXCLUDES(mutex_);
+  void UnpinLocked(const std::vector<EntryId>& path, Erasures* erasures) KVTIER_REQUIRES(mutex_);
+  void SettleLocked(EntryId block, Erasures* erasures) KVTIER_REQUIRES(mutex_);
+  void SetLocationLocked(EntryId block, uint16_t part, TierKind tier, Location location)
+      KVTIER_REQUIRES(mutex_);
+  void DropFromTierLocked(EntryId block, TierKind tier, Erasures* erasures) KVTIER_REQUIRES(mutex_);
+  void RemoveLocked(EntryId block) KVTIER_REQUIRES(mutex_);
+  void Erase(const Erasures& erasures) KVTIER_EXCLUDES(mutex_);
+  void MarkResetLocked(uint32_t model, const std::string* canonical) KVTIER_REQUIRES(mutex_);
+  uint64_t SweepReset() KVTIER_EXCLUDES(mutex_);
+
+  // tier_moves.cc
+  Slot AllocateInRam(uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  bool MakeRoom(TierKind tier, uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  bool EvictOldest(TierKind tier, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  bool NeedsDemotionLocked(EntryId block, TierKind tier) const KVTIER_REQUIRES(mutex_);
+  std::optional<TierKind> LowerTier(TierKind tier) const;
+  void CollectMovesLocked(EntryId block, TierKind from, TierKind to, std::vector<Move>* moves) const
+      KVTIER_REQUIRES(mutex_);
+  void Demote(TierKind from, TierKind to, const std::vector<EntryId>& blocks, TimePoint deadline)
+      KVTIER_EXCLUDES(mutex_);
+  std::vector<Location> CopyDown(TierKind from, TierKind to, std::span<const Move> moves,
+                                 TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  Location WriteWithRoom(TierKind to, WriteOp op, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  absl::StatusOr<PartView> ReadPart(EntryId block, uint16_t part,
+                                    const std::shared_ptr<const PinSet>& pins, TimePoint deadline)
+      KVTIER_EXCLUDES(mutex_);
+  absl::StatusOr<PartView> Fill(const Move& move, TierKind from, TimePoint deadline)
+      KVTIER_EXCLUDES(mutex_);
+  void StartPromotion(std::shared_ptr<const PinSet> pins, uint32_t blocks, TierKind to)
+      KVTIER_EXCLUDES(mutex_);
+  void Promote(const std::shared_ptr<const PinSet>& pins, uint32_t blocks, TierKind to)
+      KVTIER_EXCLUDES(mutex_);
+  void PromoteToGpu(EntryId block, uint16_t part, const PartView& view) KVTIER_EXCLUDES(mutex_);
+  MemoryTier* memory_tier(TierKind tier) const;
+  bool MarkMoving(TierKind kind, SlotPool::Drain* drain) KVTIER_EXCLUDES(mutex_);
+  bool DrainExtent(TierKind tier, uint64_t wanted_bytes) KVTIER_EXCLUDES(mutex_);
+  void Shrink(TierKind tier) KVTIER_EXCLUDES(mutex_) KVTIER_REQUIRES(resize_mutex_);
+
+  // Constant after construction.
+  const ManagerOptions options_;
+  const std::unique_ptr<MemoryTier> gpu_;
+  const std::unique_ptr<MemoryTier> ram_;
+  const std::unique_ptr<Tier> ssd_;
+  const std::array<Tier*, kTiers> tiers_;
+  Executor* const executor_;
+  const Clock* const clock_;
+  const uint64_t lease_seed_;
+
+  // Synchronise themselves.
+  Mutex resize_mutex_;  // one resize at a time; taken before mutex_
+  mutable Mutex mutex_ KVTIER_ACQUIRED_AFTER(resize_mutex_);
+  CondVar fill_done_;
+  std::atomic<uint64_t> lease_counter_{0};
+
+  // Guarded.
+  BlockIndex index_ KVTIER_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Model>> models_ KVTIER_GUARDED_BY(mutex_);
+  absl::flat_hash_map<ModelId, uint32_t> model_numbers_ KVTIER_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SpaceId, Space> spaces_ KVTIER_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, SpaceId> space_ids_ KVTIER_GUARDED_BY(mutex_);
+  SpaceId next_space_ KVTIER_GUARDED_BY(mutex_) = 1;
+  absl::flat_hash_map<LeaseId, Lease> leases_ KVTIER_GUARDED_BY(mutex_);
+  std::set<std::pair<TimePoint, LeaseId>> lease_ends_ KVTIER_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, uint32_t> leases_of_ KVTIER_GUARDED_BY(mutex_);
+  uint32_t promotions_queued_ KVTIER_GUARDED_BY(mutex_) = 0;
+  ManagerStats counts_ KVTIER_GUARDED_BY(mutex_);  // gauges in it stay 0; stats() fills them in
 };
 
 }  // namespace kvtier

@@ -1,0 +1,262 @@
+#include "storage/block_index.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "common/check.h"
+
+namespace kvtier {
+namespace {
+
+// Enough lookups in flight to hide memory latency, few enough to stay in the first-level cache.
+constexpr size_t kWalkGroup = 16;
+
+}  // namespace
+
+std::string_view TierName(TierKind tier) {
+  static constexpr std::string_view kNames[kTiers] = {"gpu", "ram", "ssd"};
+  return kNames[static_cast<int>(tier)];
+}
+
+bool PartState::present() const {
+  return std::any_of(at.begin(), at.end(), [](Location l) { return l != kNoLocation; });
+}
+
+BlockIndex::BlockIndex() {
+  oldest_.fill(kNoEntry);
+  newest_.fill(kNoEntry);
+}
+
+BlockIndex::~BlockIndex() {
+  for (EntryId id = 0; id < next_fresh_; ++id) {
+    Entry& e = entry(id);
+    if (e.part_count == 0) continue;
+    delete[] e.identity;
+    if (e.part_count > 1) delete[] e.many;
+  }
+}
+
+bool BlockIndex::Matches(const Entry& e, const BlockIdentity& block, SpaceId space) const {
+  return e.space == space && e.parent == block.parent && e.identity_bytes == block.bytes.size() &&
+         std::memcmp(e.identity, block.bytes.data(), block.bytes.size()) == 0;
+}
+
+size_t BlockIndex::MatchPrefix(std::span<const BlockIdentity> blocks, SpaceId space,
+                               std::vector<EntryId>* out) const {
+  EntryId found[kWalkGroup];
+  for (size_t begin = 0; begin < blocks.size(); begin += kWalkGroup) {
+    const size_t count = std::min(kWalkGroup, blocks.size() - begin);
+    const std::span<const BlockIdentity> group = blocks.subspan(begin, count);
+    for (const BlockIdentity& block : group) ids_.prefetch(block.key);
+    for (size_t i = 0; i < count; ++i) {
+      found[i] = FindKey(group[i].key);
+      if (found[i] != kNoEntry) __builtin_prefetch(&entry(found[i]));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (found[i] != kNoEntry) __builtin_prefetch(entry(found[i]).identity);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (found[i] == kNoEntry || !Matches(entry(found[i]), group[i], space)) return begin + i;
+      out->push_back(found[i]);
+    }
+  }
+  return blocks.size();
+}
+
+EntryId BlockIndex::Find(const BlockIdentity& block, SpaceId space) const {
+  const EntryId id = FindKey(block.key);
+  return id != kNoEntry && Matches(entry(id), block, space) ? id : kNoEntry;
+}
+
+EntryId BlockIndex::FindKey(const BlockKey& key) const {
+  const auto it = ids_.find(key);
+  return it == ids_.end() ? kNoEntry : it->second;
+}
+
+EntryId BlockIndex::TakeId() {
+  if (free_ != kNoEntry) {
+    const EntryId id = free_;
+    free_ = entry(id).newer[0];
+    return id;
+  }
+  if (next_fresh_ == chunks_.size() * kChunk) {
+    KVTIER_CHECK(next_fresh_ < kNoEntry - kChunk);
+    chunks_.push_back(std::make_unique<Entry[]>(kChunk));
+  }
+  return next_fresh_++;
+}
+
+EntryId BlockIndex::Insert(const BlockIdentity& block, SpaceId space, uint32_t model,
+                           uint32_t depth, uint16_t part_count) {
+  KVTIER_CHECK(part_count > 0);
+  const EntryId id = TakeId();
+  const bool inserted = ids_.emplace(block.key, id).second;
+  KVTIER_CHECK(inserted);
+  Entry* e =
+      new (&entry(id)) Entry();  // entries are trivially abandoned: this resets a recycled one
+  char* identity = new char[block.bytes.size()];
+  std::memcpy(identity, block.bytes.data(), block.bytes.size());
+  e->key = block.key;
+  e->parent = block.parent;
+  e->identity = identity;
+  e->identity_bytes = static_cast<uint32_t>(block.bytes.size());
+  e->space = space;
+  e->model = model;
+  e->depth = depth;
+  e->part_count = part_count;
+  if (part_count > 1) {
+    e->many = new PartState[part_count];
+    part_array_bytes_ += part_count * sizeof(PartState);
+  }
+  identity_bytes_ += block.bytes.size();
+  ++size_;
+  return id;
+}
+
+void BlockIndex::TakeFromMap(const Entry& e) {
+  ids_.erase(e.key);
+  ++removals_;
+}
+
+void BlockIndex::Remove(EntryId id) {
+  Entry& e = entry(id);
+  KVTIER_CHECK(e.part_count > 0 && e.parts_present == 0 && !e.in_use());
+  for (TierKind tier : kAllTiers) KVTIER_CHECK(!e.listed[static_cast<int>(tier)]);
+  if (!e.detached) TakeFromMap(e);
+  identity_bytes_ -= e.identity_bytes;
+  delete[] e.identity;
+  if (e.part_count > 1) {
+    delete[] e.many;
+    part_array_bytes_ -= e.part_count * sizeof(PartState);
+  }
+  e.part_count = 0;
+  e.newer[0] = free_;
+  free_ = id;
+  --size_;
+}
+
+void BlockIndex::Detach(EntryId id) {
+  Entry& e = entry(id);
+  KVTIER_CHECK(!e.detached);
+  for (TierKind tier : kAllTiers) Unlist(id, tier);
+  TakeFromMap(e);
+  e.detached = true;
+}
+
+std::span<PartState> BlockIndex::parts(EntryId id) {
+  Entry& e = entry(id);
+  return e.part_count == 1 ? std::span<PartState>(&e.one, 1)
+                           : std::span<PartState>(e.many, e.part_count);
+}
+
+std::span<const PartState> BlockIndex::parts(EntryId id) const {
+  const Entry& e = entry(id);
+  return e.part_count == 1 ? std::span<const PartState>(&e.one, 1)
+                           : std::span<const PartState>(e.many, e.part_count);
+}
+
+bool BlockIndex::CompleteIn(EntryId id, TierKind tier) const {
+  for (const PartState& part : parts(id)) {
+    if (part.at[static_cast<int>(tier)] == kNoLocation) return false;
+  }
+  return true;
+}
+
+bool BlockIndex::AnyIn(EntryId id, TierKind tier) const {
+  for (const PartState& part : parts(id)) {
+    if (part.at[static_cast<int>(tier)] != kNoLocation) return true;
+  }
+  return false;
+}
+
+void BlockIndex::SetLocation(EntryId id, uint16_t part, TierKind tier, Location location) {
+  Entry& e = entry(id);
+  PartState& state = parts(id)[part];
+  const int t = static_cast<int>(tier);
+  const bool was_complete = e.complete();
+  const bool was_complete_in = CompleteIn(id, tier);
+  const bool was_present = state.present();
+  state.at[t] = location;
+  e.parts_present += static_cast<int>(state.present()) - static_cast<int>(was_present);
+  complete_ += static_cast<int>(e.complete()) - static_cast<int>(was_complete);
+  complete_in_[t] += static_cast<int>(CompleteIn(id, tier)) - static_cast<int>(was_complete_in);
+}
+
+void BlockIndex::PushNewest(EntryId id, TierKind tier) {
+  const int t = static_cast<int>(tier);
+  Entry& e = entry(id);
+  KVTIER_CHECK(!e.listed[t] && !e.detached);
+  e.listed[t] = true;
+  e.older[t] = newest_[t];
+  e.newer[t] = kNoEntry;
+  if (newest_[t] != kNoEntry) {
+    entry(newest_[t]).newer[t] = id;
+  } else {
+    oldest_[t] = id;
+  }
+  newest_[t] = id;
+}
+
+void BlockIndex::Unlist(EntryId id, TierKind tier) {
+  const int t = static_cast<int>(tier);
+  Entry& e = entry(id);
+  if (!e.listed[t]) return;
+  e.listed[t] = false;
+  if (e.older[t] != kNoEntry) {
+    entry(e.older[t]).newer[t] = e.newer[t];
+  } else {
+    oldest_[t] = e.newer[t];
+  }
+  if (e.newer[t] != kNoEntry) {
+    entry(e.newer[t]).older[t] = e.older[t];
+  } else {
+    newest_[t] = e.older[t];
+  }
+}
+
+uint64_t BlockIndex::memory_bytes() const {
+  const uint64_t map_bytes = ids_.capacity() * (sizeof(std::pair<BlockKey, EntryId>) + 1);
+  return chunks_.size() * kChunk * sizeof(Entry) + map_bytes + part_array_bytes_ + identity_bytes_;
+}
+
+void BlockIndex::CheckInvariants() const {
+  uint64_t live_entries = 0, mapped = 0, complete = 0;
+  std::array<uint64_t, kTiers> complete_in{}, listed{};
+  for (EntryId id = 0; id < next_fresh_; ++id) {
+    const Entry& e = entry(id);
+    if (e.part_count == 0) continue;
+    ++live_entries;
+    if (e.detached) {
+      KVTIER_CHECK(e.in_use());
+    } else {
+      KVTIER_CHECK(FindKey(e.key) == id);
+      ++mapped;
+    }
+    uint16_t present = 0;
+    for (const PartState& part : parts(id)) present += part.present();
+    KVTIER_CHECK(present == e.parts_present);
+    complete += e.complete();
+    for (TierKind tier : kAllTiers) {
+      const int t = static_cast<int>(tier);
+      complete_in[t] += CompleteIn(id, tier);
+      listed[t] += e.listed[t];
+      if (e.listed[t]) KVTIER_CHECK(e.pins == 0 && !e.detached && AnyIn(id, tier));
+    }
+  }
+  KVTIER_CHECK(live_entries == size_ && mapped == ids_.size() && complete == complete_);
+  KVTIER_CHECK(complete_in == complete_in_);
+  for (TierKind tier : kAllTiers) {
+    const int t = static_cast<int>(tier);
+    uint64_t walked = 0;
+    EntryId older = kNoEntry;
+    for (EntryId id = oldest_[t]; id != kNoEntry; id = entry(id).newer[t]) {
+      KVTIER_CHECK(entry(id).listed[t] && entry(id).older[t] == older);
+      older = id;
+      ++walked;
+    }
+    KVTIER_CHECK(newest_[t] == older && walked == listed[t]);
+  }
+}
+
+}  // namespace kvtier

@@ -1,0 +1,147 @@
+// Which blocks exist, where their parts lie, and in which order they would leave.
+//
+// No lock, no I/O, no policy: TierManager owns one under its mutex. Sized for tens of millions of
+// blocks: entries live in a slab, found through a flat hash map, and everything about one block but
+// its identity is in one entry.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/block_key.h"
+#include "common/prompt.h"
+#include "storage/tier.h"
+
+namespace kvtier {
+
+using EntryId = uint32_t;
+inline constexpr EntryId kNoEntry = UINT32_MAX;
+inline constexpr Location kNoLocation = UINT64_MAX;
+// A namespace of one model. Ids are never used twice, so a reset namespace's blocks can match no
+// more.
+using SpaceId = uint32_t;
+
+struct PartState {
+  uint64_t checksum = 0;
+  std::array<Location, kTiers> at = {kNoLocation, kNoLocation, kNoLocation};
+  bool present() const;  // in some tier
+};
+
+// One block. Parts are reached through BlockIndex::parts.
+struct Entry {
+  BlockKey key;
+  BlockKey parent;  // the root for block 0
+  const char* identity = nullptr;
+  uint32_t identity_bytes = 0;
+  SpaceId space = 0;
+  uint32_t model = 0;  // the manager's number for it
+  uint32_t depth = 0;  // index from the prompt's first block
+  uint32_t pins = 0;
+  uint16_t part_count = 0;
+  uint16_t parts_present = 0;  // all: the block is complete, and visible
+  // A payload copy is under way: may not leave, and no second copy may start.
+  bool moving = false;
+  // A promotion into RAM is under way; who wants the block there waits for it.
+  bool filling = false;
+  bool hit = false;       // Lookup has found it
+  bool detached = false;  // reset while in use: not in the map, gone when its last user is
+  std::array<uint32_t, kTiers> older = {kNoEntry, kNoEntry, kNoEntry};
+  std::array<uint32_t, kTiers> newer = {kNoEntry, kNoEntry, kNoEntry};
+  std::array<bool, kTiers> listed = {};
+  union {
+    PartState one;    // part_count == 1
+    PartState* many;  // otherwise
+  };
+  Entry() : one() {}
+  ~Entry() {}
+  bool complete() const { return parts_present == part_count; }
+  bool in_use() const { return pins > 0 || moving || filling; }
+};
+
+// Not thread-safe.
+class BlockIndex {
+ public:
+  BlockIndex();
+  ~BlockIndex();
+  BlockIndex(const BlockIndex&) = delete;
+  BlockIndex& operator=(const BlockIndex&) = delete;
+
+  // Appends the entries of the leading identities that exist in `space`, and returns how many:
+  // every one compared in full (key, parent key, identity), complete or not.
+  size_t MatchPrefix(std::span<const BlockIdentity> blocks, SpaceId space,
+                     std::vector<EntryId>* out) const;
+  // The one block, compared in full. kNoEntry when there is none.
+  EntryId Find(const BlockIdentity& block, SpaceId space) const;
+  // Whoever has this key, whatever its identity.
+  EntryId FindKey(const BlockKey& key) const;
+
+  // REQUIRES: FindKey(block.key) == kNoEntry. The new entry has no parts yet and is in no order.
+  EntryId Insert(const BlockIdentity& block, SpaceId space, uint32_t model, uint32_t depth,
+                 uint16_t part_count);
+  // REQUIRES: no part anywhere, in no order.
+  void Remove(EntryId id);
+  // Takes the block out of the map and all orders, so that nobody finds it; its parts stay.
+  void Detach(EntryId id);
+
+  Entry& entry(EntryId id) { return chunks_[id >> kChunkBits][id & (kChunk - 1)]; }
+  const Entry& entry(EntryId id) const { return chunks_[id >> kChunkBits][id & (kChunk - 1)]; }
+  std::span<PartState> parts(EntryId id);
+  std::span<const PartState> parts(EntryId id) const;
+
+  // Where a part lies in a tier, kept with the counts that depend on it.
+  void SetLocation(EntryId id, uint16_t part, TierKind tier, Location location);
+  // True when every part is in the tier.
+  bool CompleteIn(EntryId id, TierKind tier) const;
+  bool AnyIn(EntryId id, TierKind tier) const;
+
+  // The order of one tier: oldest leaves first. A block is in it when listed.
+  void PushNewest(EntryId id, TierKind tier);
+  void Unlist(EntryId id, TierKind tier);
+  EntryId oldest(TierKind tier) const { return oldest_[static_cast<int>(tier)]; }
+  EntryId NextNewer(EntryId id, TierKind tier) const {
+    return entry(id).newer[static_cast<int>(tier)];
+  }
+
+  uint64_t size() const { return size_; }      // entries, detached ones included
+  EntryId end() const { return next_fresh_; }  // every id is below; some are free
+  bool live(EntryId id) const { return entry(id).part_count > 0; }
+  // Entries that were ever taken out of the map: while it stands still, an EntryId names the same
+  // block.
+  uint64_t removals() const { return removals_; }
+  uint64_t complete_blocks() const { return complete_; }
+  uint64_t complete_in(TierKind tier) const { return complete_in_[static_cast<int>(tier)]; }
+  // Memory held, identities included / identities alone.
+  uint64_t memory_bytes() const;
+  uint64_t identity_bytes() const { return identity_bytes_; }
+
+  // Aborts when a list, a count or the map disagrees with the entries. O(size); for tests.
+  void CheckInvariants() const;
+
+ private:
+  static constexpr int kChunkBits = 12;
+  static constexpr uint32_t kChunk = 1u << kChunkBits;
+
+  bool Matches(const Entry& entry, const BlockIdentity& block, SpaceId space) const;
+  EntryId TakeId();
+  void TakeFromMap(const Entry& entry);
+
+  absl::flat_hash_map<BlockKey, EntryId> ids_;
+  std::vector<std::unique_ptr<Entry[]>> chunks_;
+  EntryId free_ = kNoEntry;  // chained through Entry::newer[0]
+  EntryId next_fresh_ = 0;
+  uint64_t size_ = 0;
+  uint64_t removals_ = 0;
+  uint64_t complete_ = 0;
+  std::array<uint64_t, kTiers> complete_in_{};
+  uint64_t identity_bytes_ = 0;
+  uint64_t part_array_bytes_ = 0;
+  std::array<EntryId, kTiers> oldest_;
+  std::array<EntryId, kTiers> newest_;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,105 @@
+// One Fetch or one Store in progress, between the wire and the tiers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "storage/tier_manager.h"
+
+namespace kvtier {
+
+// Blocks [first, last) of one part, in order. Keeps every block from the prompt's first pinned
+// while it or one of its views lives. Not thread-safe: one caller at a time, any thread.
+class FetchSession {
+ public:
+  // For TierManager::BeginFetch.
+  FetchSession(TierManager* manager, std::shared_ptr<const PinSet> pins, uint32_t first,
+               uint32_t last, uint16_t part)
+      : manager_(manager), pins_(std::move(pins)), first_(first), last_(last), part_(part) {}
+
+  uint32_t first() const { return first_; }
+  uint32_t last() const { return last_; }
+  // True when Next(block) would wait for another tier than RAM: call it where blocking is allowed.
+  bool WouldBlock(uint32_t block) const;
+  // The part's bytes. NOT_FOUND is a miss; DEADLINE_EXCEEDED when another caller's fill took too
+  // long. REQUIRES: first <= block < last.
+  absl::StatusOr<PartView> Next(uint32_t block, TimePoint deadline);
+
+ private:
+  TierManager* const manager_;
+  const std::shared_ptr<const PinSet> pins_;
+  const uint32_t first_;
+  const uint32_t last_;
+  const uint16_t part_;
+};
+
+// One part of blocks [first, first + count). Block indices count from the prompt's first block;
+// store them in ascending order. Keeps every block it names pinned. Not thread-safe. Destroying it
+// gives up what was not committed.
+class StoreSession {
+ public:
+  // For TierManager::BeginStore.
+  struct Block {
+    BlockKey key;
+    BlockKey parent;
+    std::string identity;
+    StoreOutcome outcome = StoreOutcome::kPending;
+    RejectReason reason = RejectReason::kNone;
+    uint64_t present_checksum = 0;  // with kAlreadyPresent
+    EntryId entry = kNoEntry;       // pinned by this session
+    Slot slot;
+  };
+  StoreSession(TierManager* manager, SpaceId space, uint32_t model, uint16_t part,
+               uint64_t part_bytes, uint32_t first, std::vector<EntryId> ancestors,
+               std::vector<Block> blocks)
+      : manager_(manager),
+        space_(space),
+        model_(model),
+        part_(part),
+        part_bytes_(part_bytes),
+        first_(first),
+        path_(std::move(ancestors)),
+        blocks_(std::move(blocks)) {}
+  ~StoreSession();
+  StoreSession(const StoreSession&) = delete;
+  StoreSession& operator=(const StoreSession&) = delete;
+
+  uint32_t first() const { return first_; }
+  uint32_t count() const { return static_cast<uint32_t>(blocks_.size()); }
+  uint64_t part_bytes() const { return part_bytes_; }
+  // kPending: the block's payload is wanted.
+  StoreOutcome outcome(uint32_t block) const { return blocks_[block - first_].outcome; }
+  RejectReason reason(uint32_t block) const { return blocks_[block - first_].reason; }
+
+  // True when Reserve may have to write to a slower tier: call it where blocking is allowed.
+  bool WouldBlock() const;
+  // Takes a slot for a pending block; true when it has one already. False: it was rejected.
+  bool Reserve(uint32_t block, TimePoint deadline);
+  // The reserved block's slot, exactly part_bytes() long. Only until Commit or Reject.
+  std::span<std::byte> Buffer(uint32_t block) { return blocks_[block - first_].slot.bytes(); }
+  // All bytes are there and match the checksum. The outcome says what came of it.
+  void Commit(uint32_t block, uint64_t checksum);
+  // REQUIRES: the block is pending.
+  void Reject(uint32_t block, RejectReason reason);
+  // The sender's checksum of a block that was already present: true, and counted, when it differs
+  // from what is stored.
+  bool NotePresent(uint32_t block, uint64_t checksum);
+
+ private:
+  RejectReason CommitLocked(Block* block, uint32_t depth, uint64_t checksum)
+      KVTIER_REQUIRES(manager_->mutex_);
+
+  TierManager* const manager_;
+  const SpaceId space_;
+  const uint32_t model_;
+  const uint16_t part_;
+  const uint64_t part_bytes_;
+  const uint32_t first_;
+  std::vector<EntryId> path_;  // pinned, from the prompt's first block, as far as it is unbroken
+  std::vector<Block> blocks_;
+};
+
+}  // namespace kvtier

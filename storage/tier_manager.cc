@@ -1,0 +1,643 @@
+// Models, namespaces, Lookup, leases and resets. What moves payload is in tier_moves.cc.
+#include "storage/tier_manager.h"
+
+#include <algorithm>
+#include <random>
+
+#include "common/check.h"
+#include "storage/sessions.h"
+#include "xxhash.h"
+
+namespace kvtier {
+namespace {
+
+// First a bite small enough that a miss at block 0 costs next to nothing, then ever larger ones.
+constexpr uint64_t kFirstWalk = 64;
+constexpr uint64_t kWalkGrowth = 8;
+constexpr uint64_t kLongestWalk = 8192;
+// Blocks looked at per hold of the lock while a reset sweeps the index.
+constexpr EntryId kSweepStep = 16384;
+
+absl::Status CheckPart(uint32_t part, size_t parts) {
+  if (part < parts) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("part is ", part, ", the model has ", parts, " parts"));
+}
+
+absl::Status LeaseNotFound() {
+  return absl::NotFoundError("lease_id is unknown or its lease has ended");
+}
+
+uint64_t RandomSeed() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+PinSet::~PinSet() { manager_->Unpin(blocks_); }
+
+TierManager::TierManager(ManagerOptions options, std::unique_ptr<MemoryTier> gpu,
+                         std::unique_ptr<MemoryTier> ram, std::unique_ptr<Tier> ssd,
+                         Executor* executor, const Clock* clock)
+    : options_(options),
+      gpu_(std::move(gpu)),
+      ram_(std::move(ram)),
+      ssd_(std::move(ssd)),
+      tiers_{gpu_.get(), ram_.get(), ssd_.get()},
+      executor_(executor),
+      clock_(clock),
+      lease_seed_(RandomSeed()) {
+  KVTIER_CHECK(ram_ != nullptr);
+}
+
+TierManager::~TierManager() {
+  std::vector<std::shared_ptr<const PinSet>> ended;
+  {
+    MutexLock lock(mutex_);
+    for (auto& [id, lease] : leases_) ended.push_back(std::move(lease.pins));
+    leases_.clear();
+  }
+  ended.clear();
+  Erasures erasures;
+  {
+    MutexLock lock(mutex_);
+    for (EntryId id = 0; id < index_.end(); ++id) {
+      if (!index_.live(id)) continue;
+      KVTIER_CHECK(!index_.entry(id).in_use());  // a session, pin or view outlived the manager
+      for (TierKind kind : {TierKind::kGpu, TierKind::kRam}) {
+        if (tier(kind) == nullptr) continue;
+        for (const PartState& part : index_.parts(id)) {
+          const Location at = part.at[static_cast<int>(kind)];
+          if (at != kNoLocation) erasures.at[static_cast<int>(kind)].push_back(at);
+        }
+      }
+    }
+  }
+  Erase(erasures);
+}
+
+// --- Models
+
+absl::Status TierManager::AddModel(const ModelSpec& spec) {
+  const ModelId id = SpecId(spec);
+  MutexLock lock(mutex_);
+  const auto known = model_numbers_.find(id);
+  if (known != model_numbers_.end()) {
+    if (CanonicalSpec(models_[known->second]->spec) == CanonicalSpec(spec)) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("another model has the id ", id.ToHex(), ": change spec.revision"));
+  }
+  auto model = std::make_unique<Model>();
+  model->id = id;
+  model->spec = spec;
+  model->part_bytes = PartBytes(spec);
+  model->number = static_cast<uint32_t>(models_.size());
+  model->groups = GroupCount(spec);
+  model->ranks = PartCount(spec) / model->groups;
+  model_numbers_[id] = model->number;
+  models_.push_back(std::move(model));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TierManager::Model*> TierManager::FindModelLocked(const ModelId& id) const {
+  const auto it = model_numbers_.find(id);
+  if (it == model_numbers_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("model_id ", id.ToHex(), " is not known here: call RegisterModel first"));
+  }
+  return models_[it->second].get();
+}
+
+ModelInfo TierManager::InfoLocked(const Model& model) const {
+  ModelInfo info;
+  info.id = model.id;
+  info.spec = model.spec;
+  info.blocks = model.blocks;
+  for (TierKind kind : kAllTiers) {
+    if (tier(kind) == nullptr) continue;
+    info.capacity_blocks[static_cast<int>(kind)] = tier(kind)->BlocksFor(model.part_bytes);
+  }
+  return info;
+}
+
+absl::StatusOr<ModelInfo> TierManager::GetModel(const ModelId& id) const {
+  MutexLock lock(mutex_);
+  KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
+  return InfoLocked(*model);
+}
+
+std::vector<ModelInfo> TierManager::ListModels() const {
+  MutexLock lock(mutex_);
+  std::vector<ModelInfo> out;
+  for (const auto& model : models_) {
+    if (!model->removed) out.push_back(InfoLocked(*model));
+  }
+  return out;
+}
+
+// --- Namespaces
+
+std::optional<SpaceId> TierManager::FindSpaceLocked(const std::string& canonical) const {
+  const auto it = space_ids_.find(canonical);
+  if (it == space_ids_.end()) return std::nullopt;
+  return it->second;
+}
+
+SpaceId TierManager::TakeSpaceLocked(uint32_t model, const std::string& canonical) {
+  const auto [it, added] = space_ids_.try_emplace(canonical, next_space_);
+  if (added) spaces_[next_space_++] = Space{model, canonical, 0, false};
+  ++spaces_[it->second].refs;
+  return it->second;
+}
+
+void TierManager::DropSpaceRefLocked(SpaceId id) {
+  const auto it = spaces_.find(id);
+  KVTIER_CHECK(it != spaces_.end() && it->second.refs > 0);
+  if (--it->second.refs > 0) return;
+  if (!it->second.reset) space_ids_.erase(it->second.canonical);
+  spaces_.erase(it);
+}
+
+// --- Lookup
+
+bool TierManager::GroupPresentLocked(EntryId block, uint32_t group) const {
+  const Entry& entry = index_.entry(block);
+  if (entry.complete()) return true;
+  const uint32_t ranks = models_[entry.model]->ranks;
+  for (const PartState& part : index_.parts(block).subspan(group * ranks, ranks)) {
+    if (!part.present()) return false;
+  }
+  return true;
+}
+
+// The slowest of the parts' best tiers: where the block as a whole can be read from.
+TierKind TierManager::BestTierLocked(EntryId block) const {
+  int slowest = 0;
+  for (const PartState& part : index_.parts(block)) {
+    int best = 0;
+    while (best < kTiers - 1 && part.at[best] == kNoLocation) ++best;
+    slowest = std::max(slowest, best);
+  }
+  return static_cast<TierKind>(slowest);
+}
+
+uint32_t TierManager::LeadingGroupBlocksLocked(std::span<const EntryId> path,
+                                               uint32_t group) const {
+  uint32_t count = 0;
+  while (count < path.size() && GroupPresentLocked(path[count], group)) ++count;
+  return count;
+}
+
+// The entries of the prompt's leading blocks, at most `limit`; hashes outside the lock, and no
+// further than blocks are found.
+absl::StatusOr<TierManager::Walk> TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit) {
+  Walk walk;
+  for (uint64_t step = kFirstWalk;; step = std::min(step * kWalkGrowth, kLongestWalk)) {
+    const size_t begin = walk.identities.size();
+    const uint64_t wanted = std::min(step, limit - begin);
+    walk.identities.reserve(begin + std::min(wanted, prompt.cursor.blocks() - begin));
+    prompt.cursor.Next(wanted, &walk.identities);
+    MutexLock lock(mutex_);
+    KVTIER_ASSIGN_OR_RETURN(walk.model, FindModelLocked(prompt.model));
+    const std::optional<SpaceId> space = FindSpaceLocked(prompt.canonical_root);
+    if (begin == 0) walk.removals = index_.removals();
+    if (!space.has_value()) return walk;
+    index_.MatchPrefix(std::span(walk.identities).subspan(begin), *space, &walk.path);
+    if (walk.path.size() < walk.identities.size() || walk.identities.size() == limit) return walk;
+    if (prompt.cursor.position() == prompt.cursor.blocks()) return walk;
+  }
+}
+
+// Between two holds of the lock blocks may have left, and their entries may name others by now:
+// then the walk is done again, in this hold.
+void TierManager::RevalidateLocked(const PromptRef& prompt, Walk* walk) const {
+  if (walk->removals == index_.removals()) return;
+  walk->path.clear();
+  const std::optional<SpaceId> space = FindSpaceLocked(prompt.canonical_root);
+  if (space.has_value()) index_.MatchPrefix(walk->identities, *space, &walk->path);
+}
+
+void TierManager::CountHitsLocked(const Model& model, std::span<const EntryId> path,
+                                  LookupResult* result) {
+  uint32_t blocks = 0;
+  for (; blocks < path.size() && index_.entry(path[blocks]).complete(); ++blocks) {
+    const TierKind best = BestTierLocked(path[blocks]);
+    index_.entry(path[blocks]).hit = true;
+    ++counts_.tiers[static_cast<int>(best)].hits;
+    if (result->runs.empty() || result->runs.back().first != best) {
+      result->runs.emplace_back(best, 0);
+    }
+    ++result->runs.back().second;
+  }
+  result->blocks = blocks;
+  for (uint32_t group = 0; group < model.groups; ++group) {
+    result->group_blocks.push_back(model.groups == 1 ? blocks
+                                                     : LeadingGroupBlocksLocked(path, group));
+  }
+  counts_.hit_blocks += blocks;
+}
+
+absl::StatusOr<LookupResult> TierManager::Lookup(PromptRef& prompt, const LookupOptions& options) {
+  KVTIER_ASSIGN_OR_RETURN(Walk walk, WalkPrompt(prompt, prompt.cursor.blocks()));
+
+  LookupResult result;
+  std::shared_ptr<PinSet> pins;  // ends after the lock is released
+  {
+    MutexLock lock(mutex_);
+    RevalidateLocked(prompt, &walk);
+    std::vector<EntryId>& path = walk.path;
+    ++counts_.lookups;
+    counts_.lookup_blocks += prompt.cursor.blocks();
+    result.block_tokens = walk.model->spec.block_tokens;
+    CountHitsLocked(*walk.model, path, &result);
+    path.resize(*std::max_element(result.group_blocks.begin(), result.group_blocks.end()));
+    for (size_t i = path.size(); i-- > 0;) TouchLocked(path[i]);
+    const bool lease = options.lease > Duration::zero();
+    if (path.empty() || !(lease || options.promote_to.has_value())) return result;
+    pins = PinLocked(std::move(path));
+    if (lease) {
+      KVTIER_ASSIGN_OR_RETURN(result.lease, AddLeaseLocked(*walk.model, pins, options));
+    }
+  }
+  if (options.promote_to.has_value()) {
+    StartPromotion(std::move(pins), result.blocks, *options.promote_to);
+  }
+  return result;
+}
+
+// --- Pins and leases
+
+void TierManager::AddPinLocked(EntryId block) {
+  Entry& entry = index_.entry(block);
+  if (entry.pins++ > 0) return;
+  for (TierKind kind : kAllTiers) index_.Unlist(block, kind);
+  ++counts_.pinned_blocks;
+}
+
+std::shared_ptr<PinSet> TierManager::PinLocked(std::vector<EntryId> path) {
+  for (EntryId block : path) AddPinLocked(block);
+  return std::make_shared<PinSet>(this, std::move(path));
+}
+
+void TierManager::Unpin(const std::vector<EntryId>& path) {
+  Erasures erasures;
+  {
+    MutexLock lock(mutex_);
+    UnpinLocked(path, &erasures);
+  }
+  Erase(erasures);
+}
+
+// Deepest first, so that a path's head ends up newer than its tail.
+void TierManager::UnpinLocked(const std::vector<EntryId>& path, Erasures* erasures) {
+  for (size_t i = path.size(); i-- > 0;) {
+    Entry& entry = index_.entry(path[i]);
+    KVTIER_CHECK(entry.pins > 0);
+    if (--entry.pins > 0) continue;
+    --counts_.pinned_blocks;
+    SettleLocked(path[i], erasures);
+  }
+}
+
+// A block whose use may have ended goes back into the orders, or away when nothing of it is left.
+void TierManager::SettleLocked(EntryId block, Erasures* erasures) {
+  Entry& entry = index_.entry(block);
+  if (entry.in_use()) return;
+  if (entry.detached) {
+    for (TierKind kind : kAllTiers) DropFromTierLocked(block, kind, erasures);
+  }
+  if (entry.parts_present == 0) {
+    RemoveLocked(block);
+    return;
+  }
+  for (TierKind kind : kAllTiers) {
+    if (!entry.listed[static_cast<int>(kind)] && index_.AnyIn(block, kind)) {
+      index_.PushNewest(block, kind);
+    }
+  }
+}
+
+// Use makes a block the most recent of the memory tiers it is in. The SSD order moves only for
+// blocks that are nowhere else: with every RAM hit in it too, it would keep what RAM keeps anyway.
+void TierManager::TouchLocked(EntryId block) {
+  const Entry& entry = index_.entry(block);
+  bool in_memory = false;
+  for (TierKind kind : kAllTiers) {
+    if (!entry.listed[static_cast<int>(kind)]) continue;
+    if (kind == TierKind::kSsd && in_memory) continue;
+    in_memory = true;
+    index_.Unlist(block, kind);
+    index_.PushNewest(block, kind);
+  }
+}
+
+absl::StatusOr<LeaseId> TierManager::AddLeaseLocked(const Model& model,
+                                                    std::shared_ptr<const PinSet> pins,
+                                                    const LookupOptions& options) {
+  uint32_t& open = leases_of_[options.client];
+  if (open >= options_.max_leases_per_client) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "open leases of this client: ", open, ", the limit is ", options_.max_leases_per_client));
+  }
+  ++open;
+  LeaseId id = 0;
+  do {
+    const uint64_t counter = lease_counter_.fetch_add(1) + 1;
+    id = XXH3_64bits_withSeed(&counter, sizeof(counter), lease_seed_);
+  } while (id == 0 || leases_.contains(id));
+  const TimePoint expiry = clock_->Now() + options.lease;
+  leases_[id] = Lease{std::move(pins), model.number, options.client, expiry};
+  lease_ends_.emplace(expiry, id);
+  return id;
+}
+
+// The pins end where the caller drops them: not under the lock.
+std::shared_ptr<const PinSet> TierManager::RemoveLeaseLocked(LeaseId id) {
+  const auto it = leases_.find(id);
+  if (it == leases_.end()) return nullptr;
+  std::shared_ptr<const PinSet> pins = std::move(it->second.pins);
+  lease_ends_.erase({it->second.expiry, id});
+  const auto of = leases_of_.find(it->second.client);
+  if (--of->second == 0) leases_of_.erase(of);
+  leases_.erase(it);
+  return pins;
+}
+
+absl::Status TierManager::Release(LeaseId id) {
+  std::shared_ptr<const PinSet> pins;
+  MutexLock lock(mutex_);
+  const auto it = leases_.find(id);
+  if (it == leases_.end() || it->second.expiry <= clock_->Now()) {
+    return LeaseNotFound();
+  }
+  pins = RemoveLeaseLocked(id);
+  return absl::OkStatus();
+}
+
+absl::Status TierManager::Renew(LeaseId id, Duration remaining) {
+  MutexLock lock(mutex_);
+  const auto it = leases_.find(id);
+  if (it == leases_.end() || it->second.expiry <= clock_->Now()) {
+    return LeaseNotFound();
+  }
+  lease_ends_.erase({it->second.expiry, id});
+  it->second.expiry = clock_->Now() + remaining;
+  lease_ends_.emplace(it->second.expiry, id);
+  return absl::OkStatus();
+}
+
+void TierManager::Tick() {
+  std::vector<std::shared_ptr<const PinSet>> ended;
+  {
+    MutexLock lock(mutex_);
+    const TimePoint now = clock_->Now();
+    while (!lease_ends_.empty() && lease_ends_.begin()->first <= now) {
+      ended.push_back(RemoveLeaseLocked(lease_ends_.begin()->second));
+      ++counts_.expired_leases;
+    }
+  }
+  ended.clear();
+  MutexLock resizing(resize_mutex_);
+  for (TierKind kind : {TierKind::kGpu, TierKind::kRam}) {
+    if (tier(kind) != nullptr && memory_tier(kind)->pool().OverCapacity()) Shrink(kind);
+  }
+}
+
+// --- Sessions
+
+absl::StatusOr<std::unique_ptr<FetchSession>> TierManager::BeginFetch(PromptRef& prompt,
+                                                                      uint32_t first, uint32_t last,
+                                                                      uint32_t part) {
+  if (first >= last || last > prompt.cursor.blocks()) {
+    return absl::InvalidArgumentError(absl::StrCat("blocks [first_block, last_block) are [", first,
+                                                   ", ", last, "), the prompt has ",
+                                                   prompt.cursor.blocks(), " full blocks"));
+  }
+  KVTIER_ASSIGN_OR_RETURN(Walk walk, WalkPrompt(prompt, last));
+  KVTIER_RETURN_IF_ERROR(CheckPart(part, walk.model->part_bytes.size()));
+  MutexLock lock(mutex_);
+  RevalidateLocked(prompt, &walk);
+  return std::make_unique<FetchSession>(this, PinLocked(std::move(walk.path)), first, last,
+                                        static_cast<uint16_t>(part));
+}
+
+absl::StatusOr<std::unique_ptr<FetchSession>> TierManager::BeginFetch(LeaseId id, uint32_t first,
+                                                                      uint32_t last,
+                                                                      uint32_t part) {
+  MutexLock lock(mutex_);
+  const auto it = leases_.find(id);
+  if (it == leases_.end() || it->second.expiry <= clock_->Now()) {
+    return LeaseNotFound();
+  }
+  const Lease& lease = it->second;
+  if (first >= last || last > lease.pins->blocks().size()) {
+    return absl::InvalidArgumentError(absl::StrCat("blocks [first_block, last_block) are [", first,
+                                                   ", ", last, "), the lease has ",
+                                                   lease.pins->blocks().size(), " blocks"));
+  }
+  KVTIER_RETURN_IF_ERROR(CheckPart(part, models_[lease.model]->part_bytes.size()));
+  return std::make_unique<FetchSession>(this, lease.pins, first, last, static_cast<uint16_t>(part));
+}
+
+absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef& prompt,
+                                                                      uint32_t first,
+                                                                      uint32_t count,
+                                                                      uint32_t part) {
+  const uint64_t end = uint64_t{first} + count;
+  if (count == 0 || end > prompt.cursor.blocks()) {
+    return absl::InvalidArgumentError(absl::StrCat("block_count is ", count, " from first_block ",
+                                                   first, ", the prompt has ",
+                                                   prompt.cursor.blocks(), " full blocks"));
+  }
+  std::vector<BlockIdentity> identities;
+  identities.reserve(end);
+  prompt.cursor.Next(end, &identities);
+
+  MutexLock lock(mutex_);
+  KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(prompt.model));
+  KVTIER_RETURN_IF_ERROR(CheckPart(part, model->part_bytes.size()));
+  const SpaceId space = TakeSpaceLocked(model->number, prompt.canonical_root);
+  std::vector<EntryId> path;
+  index_.MatchPrefix(identities, space, &path);
+  std::vector<StoreSession::Block> blocks(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    const BlockIdentity& identity = identities[first + i];
+    StoreSession::Block& block = blocks[i];
+    block.key = identity.key;
+    block.parent = identity.parent;
+    block.identity = std::string(identity.bytes);
+    if (first + i >= path.size()) continue;
+    block.entry = path[first + i];
+    const PartState& state = index_.parts(block.entry)[part];
+    if (!state.present()) continue;
+    block.outcome = StoreOutcome::kAlreadyPresent;
+    block.present_checksum = state.checksum;
+    ++counts_.already_present_blocks;
+  }
+  for (EntryId block : path) AddPinLocked(block);
+  return std::make_unique<StoreSession>(this, space, model->number, static_cast<uint16_t>(part),
+                                        model->part_bytes[part], first, std::move(path),
+                                        std::move(blocks));
+}
+
+// --- Dropping
+
+void TierManager::SetLocationLocked(EntryId block, uint16_t part, TierKind kind,
+                                    Location location) {
+  uint64_t& blocks = models_[index_.entry(block).model]->blocks[static_cast<int>(kind)];
+  blocks -= index_.CompleteIn(block, kind);
+  index_.SetLocation(block, part, kind, location);
+  blocks += index_.CompleteIn(block, kind);
+}
+
+void TierManager::DropFromTierLocked(EntryId block, TierKind kind, Erasures* erasures) {
+  const int t = static_cast<int>(kind);
+  index_.Unlist(block, kind);
+  const std::span<const PartState> parts = index_.parts(block);
+  for (uint16_t part = 0; part < parts.size(); ++part) {
+    const Location at = parts[part].at[t];
+    if (at == kNoLocation) continue;
+    erasures->at[t].push_back(at);
+    SetLocationLocked(block, part, kind, kNoLocation);
+  }
+}
+
+void TierManager::RemoveLocked(EntryId block) {
+  const Entry& entry = index_.entry(block);
+  const SpaceId space = entry.space;
+  if (!entry.detached) {
+    if (!entry.hit) ++counts_.never_hit_blocks;
+    const bool orphan = entry.depth > 0 && index_.FindKey(entry.parent) == kNoEntry;
+    if (orphan) ++counts_.unreachable_blocks;
+  }
+  index_.Remove(block);
+  DropSpaceRefLocked(space);
+}
+
+void TierManager::Erase(const Erasures& erasures) {
+  for (TierKind kind : kAllTiers) {
+    const std::vector<Location>& locations = erasures.at[static_cast<int>(kind)];
+    if (!locations.empty()) tier(kind)->Erase(locations);
+  }
+}
+
+// From here on nothing of these namespaces is found, and nothing can be stored into them: a later
+// store begins a new one.
+void TierManager::MarkResetLocked(uint32_t model, const std::string* canonical) {
+  for (auto& [id, space] : spaces_) {
+    if (space.model != model || space.reset) continue;
+    if (canonical != nullptr && space.canonical != *canonical) continue;
+    space.reset = true;
+    space_ids_.erase(space.canonical);
+  }
+}
+
+uint64_t TierManager::SweepReset() {
+  uint64_t dropped = 0;
+  EntryId next = 0;
+  bool more = true;
+  while (more) {
+    Erasures erasures;
+    {
+      MutexLock lock(mutex_);
+      const EntryId stop = std::min<uint64_t>(uint64_t{next} + kSweepStep, index_.end());
+      for (; next < stop; ++next) {
+        if (!index_.live(next)) continue;
+        Entry& entry = index_.entry(next);
+        if (entry.detached || !spaces_[entry.space].reset) continue;
+        dropped += entry.complete();
+        index_.Detach(next);
+        SettleLocked(next, &erasures);
+      }
+      more = next < index_.end();
+    }
+    Erase(erasures);
+  }
+  return dropped;
+}
+
+absl::StatusOr<uint64_t> TierManager::ResetModel(const ModelId& id) {
+  {
+    MutexLock lock(mutex_);
+    KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
+    MarkResetLocked(model->number, nullptr);
+  }
+  return SweepReset();
+}
+
+absl::StatusOr<uint64_t> TierManager::ResetNamespace(const ModelId& id,
+                                                     const std::string& canonical_root) {
+  {
+    MutexLock lock(mutex_);
+    KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
+    MarkResetLocked(model->number, &canonical_root);
+  }
+  return SweepReset();
+}
+
+absl::StatusOr<uint64_t> TierManager::RemoveModel(const ModelId& id) {
+  {
+    MutexLock lock(mutex_);
+    KVTIER_ASSIGN_OR_RETURN(Model * model, FindModelLocked(id));
+    MarkResetLocked(model->number, nullptr);
+    model->removed = true;
+    model_numbers_.erase(id);
+  }
+  return SweepReset();
+}
+
+// --- Figures
+
+ManagerStats TierManager::stats() const {
+  MutexLock lock(mutex_);
+  ManagerStats out = counts_;
+  for (TierKind kind : kAllTiers) {
+    if (tier(kind) == nullptr) continue;
+    TierStats& stats = out.tiers[static_cast<int>(kind)];
+    stats.on = true;
+    stats.usage = tier(kind)->usage();
+    stats.blocks = index_.complete_in(kind);
+  }
+  out.models = model_numbers_.size();
+  out.blocks = index_.complete_blocks();
+  out.index_bytes = index_.memory_bytes();
+  out.identity_bytes = index_.identity_bytes();
+  out.leases = leases_.size();
+  return out;
+}
+
+void TierManager::CheckInvariants() const {
+  MutexLock lock(mutex_);
+  index_.CheckInvariants();
+  std::array<uint64_t, kTiers> taken{};
+  uint64_t pinned = 0, entries = 0;
+  for (EntryId id = 0; id < index_.end(); ++id) {
+    if (!index_.live(id)) continue;
+    const Entry& entry = index_.entry(id);
+    ++entries;
+    pinned += entry.pins > 0;
+    KVTIER_CHECK(!entry.moving && !entry.filling);
+    KVTIER_CHECK(entry.in_use() || entry.parts_present > 0);
+    KVTIER_CHECK(spaces_.contains(entry.space));
+    for (TierKind kind : kAllTiers) {
+      const int t = static_cast<int>(kind);
+      KVTIER_CHECK(entry.listed[t] == (!entry.in_use() && index_.AnyIn(id, kind)));
+      for (const PartState& part : index_.parts(id)) taken[t] += part.at[t] != kNoLocation;
+    }
+    const bool only_memory = ssd_ == nullptr && !entry.detached && entry.depth > 0;
+    if (only_memory) KVTIER_CHECK(index_.FindKey(entry.parent) != kNoEntry);
+  }
+  KVTIER_CHECK(pinned == counts_.pinned_blocks && leases_.size() == lease_ends_.size());
+  uint64_t refs = 0;
+  for (const auto& [id, space] : spaces_) refs += space.refs;
+  KVTIER_CHECK(refs == entries);  // no store session is open
+  for (TierKind kind : {TierKind::kGpu, TierKind::kRam}) {
+    if (tier(kind) == nullptr) continue;
+    const SlotPool& pool = memory_tier(kind)->pool();
+    pool.CheckInvariants();
+    KVTIER_CHECK(pool.usage().taken_slots == taken[static_cast<int>(kind)]);
+  }
+}
+
+}  // namespace kvtier
