@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "common/status.h"
 
@@ -18,22 +19,47 @@ struct Region {
 };
 
 // `from` and `to` are each a host address or an address within a Region of the same DeviceMemory.
+// They must not overlap.
 struct CopyOp {
   std::byte* to = nullptr;
   const std::byte* from = nullptr;
   uint64_t bytes = 0;
 };
 
-// Thread-safe. Streams and events are an implementation's secret.
+// Thread-safe. Streams and events are an implementation's secret. Every region must have been freed
+// before the memory is destroyed.
 class DeviceMemory {
  public:
+  static constexpr uint64_t kRegionGranule = 4096;  // Region::bytes are multiples of this
+  static constexpr uint64_t RoundUp(uint64_t bytes) {
+    return (bytes + kRegionGranule - 1) / kRegionGranule * kRegionGranule;
+  }
+
   virtual ~DeviceMemory() = default;
 
-  // Memory that is really there: touching it later costs no page fault. At least 256-byte aligned,
-  // contents undefined. RESOURCE_EXHAUSTED when the device has no more.
+  // RoundUp(bytes) of memory that is really there: touching it later costs no page fault. At least
+  // 256-byte aligned, contents undefined. REQUIRES: bytes > 0. RESOURCE_EXHAUSTED when the device
+  // has no more, with the system's words; nothing was taken then.
   virtual absl::StatusOr<Region> Allocate(uint64_t bytes) = 0;
   // Gives the memory back to the system before it returns.
   virtual void Free(const Region& region) = 0;
+  // `region` in another size: it may move, its contents are undefined, and never more than the
+  // larger of the two sizes is taken. On error (as Allocate's) the region is gone.
+  virtual absl::StatusOr<Region> Reallocate(const Region& region, uint64_t bytes) {
+    Free(region);
+    return Allocate(bytes);
+  }
+
+  // True when Truncate works.
+  virtual bool truncatable() const { return false; }
+  // Gives back what lies after the first RoundUp(bytes) of `region`; those stay where they are,
+  // with their contents, and may be in use meanwhile. REQUIRES: 0 < bytes <= region->bytes. On
+  // error `region` is unchanged.
+  virtual absl::Status Truncate(Region* region, uint64_t bytes) {
+    (void)region;
+    (void)bytes;
+    return absl::UnimplementedError("this memory cannot be shrunk in place");
+  }
 
   // Returns when all bytes have landed. On error some may have.
   virtual absl::Status Copy(std::span<const CopyOp> ops) = 0;
@@ -44,11 +70,12 @@ class DeviceMemory {
   virtual std::string_view name() const = 0;
 };
 
-// Host memory in memfds (so that it can be shared and shrunk), populated when allocated.
+// Host memory in memfds (so that it can be shared and shrunk), populated when allocated. Each
+// region takes one file descriptor.
 std::unique_ptr<DeviceMemory> MakeHostMemory();
 
-// The CUDA device `ordinal`. UNAVAILABLE with the reason in one line when this binary was built without
-// CUDA, or there is no driver or device.
+// The CUDA device `ordinal`. UNAVAILABLE with the reason in one line when this binary was built
+// without CUDA, or there is no driver or device. In the library kvtier_gpu_cuda.
 absl::StatusOr<std::unique_ptr<DeviceMemory>> MakeCudaMemory(int ordinal);
 
 }  // namespace kvtier
