@@ -524,13 +524,25 @@ void TierManager::Erase(const Erasures& erasures) {
 
 // From here on nothing of these namespaces is found, and nothing can be stored into them: a later
 // store begins a new one.
-void TierManager::MarkResetLocked(uint32_t model, const std::string* canonical) {
+bool TierManager::MarkResetLocked(uint32_t model, const std::string* canonical) {
+  bool marked = false;
   for (auto& [id, space] : spaces_) {
     if (space.model != model || space.reset) continue;
     if (canonical != nullptr && space.canonical != *canonical) continue;
     space.reset = true;
+    marked = true;
     space_ids_.erase(space.canonical);
   }
+  return marked;
+}
+
+// A block of a reset namespace that the sweep has not come to yet must not stand in the way of its
+// like.
+void TierManager::DetachResetLocked(const BlockKey& key, Erasures* erasures) {
+  const EntryId block = index_.FindKey(key);
+  if (block == kNoEntry || !spaces_[index_.entry(block).space].reset) return;
+  index_.Detach(block);
+  SettleLocked(block, erasures);
 }
 
 uint64_t TierManager::SweepReset() {
@@ -571,7 +583,7 @@ absl::StatusOr<uint64_t> TierManager::ResetNamespace(const ModelId& id,
   {
     MutexLock lock(mutex_);
     KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
-    MarkResetLocked(model->number, &canonical_root);
+    if (!MarkResetLocked(model->number, &canonical_root)) return 0;  // never stored into
   }
   return SweepReset();
 }

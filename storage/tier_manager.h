@@ -268,7 +268,9 @@ class TierManager {
   void DropFromTierLocked(EntryId block, TierKind tier, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   void RemoveLocked(EntryId block) KVTIER_REQUIRES(mutex_);
   void Erase(const Erasures& erasures) KVTIER_EXCLUDES(mutex_);
-  void MarkResetLocked(uint32_t model, const std::string* canonical) KVTIER_REQUIRES(mutex_);
+  // Of one root, or of the whole model; false when there was nothing to mark.
+  bool MarkResetLocked(uint32_t model, const std::string* canonical) KVTIER_REQUIRES(mutex_);
+  void DetachResetLocked(const BlockKey& key, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   uint64_t SweepReset() KVTIER_EXCLUDES(mutex_);
 
   // tier_moves.cc
@@ -276,6 +278,7 @@ class TierManager {
   bool MakeRoom(TierKind tier, uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool EvictOldest(TierKind tier, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool NeedsDemotionLocked(EntryId block, TierKind tier) const KVTIER_REQUIRES(mutex_);
+  std::vector<EntryId> TakeForDemotionLocked(EntryId oldest, TierKind tier) KVTIER_REQUIRES(mutex_);
   std::optional<TierKind> LowerTier(TierKind tier) const;
   void CollectMovesLocked(EntryId block, TierKind from, TierKind to, std::vector<Move>* moves) const
       KVTIER_REQUIRES(mutex_);
