@@ -35,9 +35,18 @@ void ThreadPool::Work() {
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();
+      ++running_;
     }
     task();
+    task = nullptr;  // what it holds goes before the pool calls itself idle
+    MutexLock lock(mutex_);
+    if (--running_ == 0 && tasks_.empty()) idle_.NotifyAll();
   }
+}
+
+void ThreadPool::WaitIdle() {
+  MutexLock lock(mutex_);
+  while (running_ > 0 || !tasks_.empty()) idle_.Wait(mutex_);
 }
 
 void ManualExecutor::Run(std::function<void()> task) {

@@ -24,12 +24,16 @@ class ThreadPool final : public Executor {
   explicit ThreadPool(int threads);
   ~ThreadPool() override;
   void Run(std::function<void()> task) override;
+  // Returns at a moment when nothing is queued or running.
+  void WaitIdle();
 
  private:
   void Work();
 
   Mutex mutex_;
   CondVar wake_;
+  CondVar idle_;
+  int running_ KVTIER_GUARDED_BY(mutex_) = 0;
   std::deque<std::function<void()>> tasks_ KVTIER_GUARDED_BY(mutex_);
   bool stopping_ KVTIER_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
