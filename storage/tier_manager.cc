@@ -387,6 +387,13 @@ absl::Status TierManager::Renew(LeaseId id, Duration remaining) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<ModelId> TierManager::LeaseModel(LeaseId id) const {
+  MutexLock lock(mutex_);
+  const auto it = leases_.find(id);
+  if (it == leases_.end() || it->second.expiry <= clock_->Now()) return LeaseNotFound();
+  return models_[it->second.model]->id;
+}
+
 void TierManager::Tick() {
   std::vector<std::shared_ptr<const PinSet>> ended;
   {

@@ -159,6 +159,8 @@ class TierManager {
   // Errors: NOT_FOUND.
   absl::Status Release(LeaseId lease);
   absl::Status Renew(LeaseId lease, Duration remaining);
+  // The model whose blocks the lease pins. Errors: NOT_FOUND.
+  absl::StatusOr<ModelId> LeaseModel(LeaseId lease) const;
   // Ends the leases whose time is up, and goes on with an unfinished shrink; call it every now and
   // then.
   void Tick();
