@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "absl/strings/str_format.h"
 #include "common/check.h"
 
 namespace kvtier::cli {
@@ -71,10 +70,14 @@ std::string Table::ToString() const {
 
 std::string WithCommas(uint64_t value) {
   std::string digits = std::to_string(value);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
+  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, 1, ',');
   return digits;
 }
 
-std::string Fixed(double value, int decimals) { return absl::StrFormat("%.*f", decimals, value); }
+std::string Fixed(double value, int decimals) {
+  char text[350];  // the longest double has 309 digits before the point
+  std::snprintf(text, sizeof(text), "%.*f", decimals, value);
+  return text;
+}
 
 }  // namespace kvtier::cli

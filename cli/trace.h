@@ -1,0 +1,68 @@
+// Request traces in Mooncake's format, from a file or made up, one request at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/status.h"
+
+namespace kvtier::cli {
+
+// One request. An id in `hash_ids` stands for its block and everything before it, so equal ids are
+// one reusable prefix; the last one may cover a partial block.
+struct TraceRequest {
+  double timestamp_ms = 0;     // arrival, since the trace's start; not descending
+  uint64_t input_length = 0;   // tokens of the prompt
+  uint64_t output_length = 0;  // tokens generated
+  std::vector<uint64_t> hash_ids;
+};
+
+// Not thread-safe.
+class TraceSource {
+ public:
+  virtual ~TraceSource() = default;
+  // The next request in arrival order; empty at the end.
+  virtual absl::StatusOr<std::optional<TraceRequest>> Next() = 0;
+  // Lines that were passed over so far because they are no requests.
+  virtual uint64_t skipped_lines() const { return 0; }
+};
+
+struct TraceReaderOptions {
+  uint32_t block_tokens = 512;  // that the trace's ids stand for
+  bool skip_bad_lines = false;  // count them and go on, instead of failing
+};
+
+// JSON lines, plain or compressed by zstd (recognised by content), streamed: memory does not grow
+// with the file. Errors of Open: NOT_FOUND. Errors of Next: INVALID_ARGUMENT naming file, line and
+// reason (a line that is no request; one longer than 16 MiB; a number of ids that does not fit
+// input_length and block_tokens), DATA_LOSS (the compressed stream is damaged or cut off).
+absl::StatusOr<std::unique_ptr<TraceSource>> OpenTrace(const std::string& path,
+                                                       TraceReaderOptions options);
+
+// One line of a trace. Errors: INVALID_ARGUMENT with the reason.
+absl::StatusOr<TraceRequest> ParseTraceLine(std::string_view line, uint32_t block_tokens);
+
+// Chat in several turns: some sessions at a time, each with one of a few system prompts, a history
+// that grows by question and answer, and turns interleaved at random. The same options give the
+// same requests on every machine.
+struct GeneratorOptions {
+  uint32_t block_tokens = 512;
+  uint64_t requests = 2000;
+  uint32_t open_sessions = 32;  // at a time
+  uint32_t turns = 6;           // of a session, on average
+  uint32_t system_prompts = 4;  // shared between sessions
+  uint32_t system_blocks = 4;   // of each system prompt
+  uint32_t turn_blocks = 3;     // question and answer of a turn, on average
+  uint64_t seed = 1;
+};
+std::unique_ptr<TraceSource> MakeGenerator(const GeneratorOptions& options);
+
+// How many of a request's ids a replay uses. `full_only`: an engine that stores full blocks only
+// drops the last id when it covers a partial block.
+size_t UsedBlocks(const TraceRequest& request, uint32_t block_tokens, bool full_only);
+
+}  // namespace kvtier::cli
