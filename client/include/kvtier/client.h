@@ -201,7 +201,8 @@ enum class StoreRefusal : uint8_t {
   kChecksum = 2,
   kNoParent = 3,
   kReset = 4,
-  kNotSent = 5
+  kNotSent = 5,
+  kCollision = 6
 };
 
 struct StoredBlock {

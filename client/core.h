@@ -1,0 +1,49 @@
+// What all calls of one client share: the connection, the breaker, retries and counts.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "client/breaker.h"
+#include "client/transport.h"
+#include "common/metrics.h"
+#include "common/mutex.h"
+#include "kvtier/client.h"
+
+namespace kvtier::client_internal {
+
+// Thread-safe.
+class Core {
+ public:
+  Core(ClientOptions options, std::unique_ptr<Transport> transport);
+
+  const ClientOptions& options() const { return options_; }
+  Transport& transport() { return *transport_; }
+
+  // Makes a call through the breaker. `attempt` gets the time left and may run again, after
+  // UNAVAILABLE and while nothing was received.
+  using Attempt = std::function<CallResult(Duration left)>;
+  absl::Status Call(Duration limit, const Attempt& attempt);
+
+  // Release and Renew answer with an empty message.
+  absl::Status Acknowledged(Rpc rpc, const std::string& request);
+
+  void CountChecksumFailures(uint64_t failures) { checksum_failures_.Add(failures); }
+  ClientCounters counters() const;
+
+ private:
+  absl::Status TryUntilDone(Duration limit, const Attempt& attempt);
+  void Pause(Duration duration);
+
+  const ClientOptions options_;
+  const SteadyClock steady_clock_;
+  const std::unique_ptr<Transport> transport_;
+  CircuitBreaker breaker_;
+  Counter calls_;
+  Counter retries_;
+  Counter failures_;
+  Counter checksum_failures_;
+};
+
+}  // namespace kvtier::client_internal
