@@ -53,21 +53,26 @@ void StoreSession::Commit(uint32_t index, uint64_t checksum) {
   Block& block = blocks_[index - first_];
   KVTIER_CHECK(block.outcome == StoreOutcome::kPending && block.slot);
   RejectReason reason = RejectReason::kNone;
+  TierManager::Erasures erasures;
   {
     MutexLock lock(manager_->mutex_);
-    reason = CommitLocked(&block, index, checksum);
+    reason = CommitLocked(&block, index, checksum, &erasures);
   }
+  manager_->Erase(erasures);
   if (reason != RejectReason::kNone) Reject(index, reason);
   block.slot = Slot();  // what was not committed is free again
 }
 
 // The part becomes the block's, unless another store was faster: then that one's bytes stay.
-RejectReason StoreSession::CommitLocked(Block* block, uint32_t depth, uint64_t checksum) {
+RejectReason StoreSession::CommitLocked(Block* block, uint32_t depth, uint64_t checksum,
+                                        TierManager::Erasures* erasures) {
   if (manager_->spaces_.at(space_).reset) return RejectReason::kReset;
   const BlockIdentity identity{block->key, block->parent, block->identity};
   if (block->entry == kNoEntry) {
+    KVTIER_CHECK(depth == path_.size());
     EntryId entry = manager_->index_.Find(identity, space_);
     if (entry == kNoEntry) {
+      manager_->DetachResetLocked(block->key, erasures);
       if (manager_->index_.FindKey(block->key) != kNoEntry) return RejectReason::kCollision;
       const auto parts = static_cast<uint16_t>(manager_->models_[model_]->part_bytes.size());
       entry = manager_->index_.Insert(identity, space_, model_, depth, parts);

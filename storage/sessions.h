@@ -89,8 +89,8 @@ class StoreSession {
   bool NotePresent(uint32_t block, uint64_t checksum);
 
  private:
-  RejectReason CommitLocked(Block* block, uint32_t depth, uint64_t checksum)
-      KVTIER_REQUIRES(manager_->mutex_);
+  RejectReason CommitLocked(Block* block, uint32_t depth, uint64_t checksum,
+                            TierManager::Erasures* erasures) KVTIER_REQUIRES(manager_->mutex_);
 
   TierManager* const manager_;
   const SpaceId space_;

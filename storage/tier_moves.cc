@@ -9,8 +9,10 @@
 namespace kvtier {
 namespace {
 
-// Blocks demoted together: enough to fill a batch of the SSD tier.
-constexpr size_t kDemotionBatch = 32;
+// Blocks demoted together: enough to fill a batch of the SSD tier, but never more than a small share of
+// the tier they leave.
+constexpr uint64_t kDemotionBatch = 32;
+constexpr uint64_t kDemotionShare = 64;
 // Promotions that may wait for a thread; more are dropped, as they are only hints.
 constexpr uint32_t kMaxPromotionsQueued = 64;
 // How long a copy that no caller waits for may take.
@@ -61,6 +63,20 @@ bool TierManager::NeedsDemotionLocked(EntryId block, TierKind kind) const {
   return false;
 }
 
+// The block and those after it in the order, as far as they too must be copied down.
+std::vector<EntryId> TierManager::TakeForDemotionLocked(EntryId oldest, TierKind kind) {
+  const uint64_t most =
+      std::clamp<uint64_t>(index_.complete_in(kind) / kDemotionShare, 1, kDemotionBatch);
+  std::vector<EntryId> blocks;
+  for (EntryId block = oldest; block != kNoEntry && blocks.size() < most;
+       block = index_.NextNewer(block, kind)) {
+    if (index_.entry(block).in_use() || !NeedsDemotionLocked(block, kind)) break;
+    index_.entry(block).moving = true;
+    blocks.push_back(block);
+  }
+  return blocks;
+}
+
 bool TierManager::EvictOldest(TierKind kind, TimePoint deadline) {
   std::vector<EntryId> demoted;
   Erasures erasures;
@@ -73,13 +89,8 @@ bool TierManager::EvictOldest(TierKind kind, TimePoint deadline) {
       DropFromTierLocked(block, kind, &erasures);
       ++counts_.tiers[static_cast<int>(kind)].evictions;
       SettleLocked(block, &erasures);
-    }
-    for (; block != kNoEntry && erasures.at[static_cast<int>(kind)].empty() &&
-           demoted.size() < kDemotionBatch;
-         block = index_.NextNewer(block, kind)) {
-      if (index_.entry(block).in_use() || !NeedsDemotionLocked(block, kind)) break;
-      index_.entry(block).moving = true;
-      demoted.push_back(block);
+    } else {
+      demoted = TakeForDemotionLocked(block, kind);
     }
   }
   Erase(erasures);
