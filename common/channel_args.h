@@ -18,6 +18,8 @@ inline constexpr ChannelArg kTransportArgs[] = {
     {"grpc.experimental.tcp_read_chunk_size", 1 << 20},
     {"grpc.experimental.tcp_min_read_chunk_size", 256 << 10},
     {"grpc.experimental.tcp_max_read_chunk_size", 4 << 20},
+    // The client repeats calls itself, and knows which: no copies of messages kept for that.
+    {"grpc.enable_retries", 0},
     // KV does not compress.
     {"grpc.default_compression_algorithm", 0},
 };
