@@ -24,12 +24,12 @@ cmake --preset release >&2
 cmake --build --preset release >&2
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/kvtier.XXXXXX")
-daemon=
+running=()
 finish() {
-  if [[ -n $daemon ]]; then
-    kill -TERM "$daemon" 2>/dev/null || true
-    wait "$daemon" || true
-  fi
+  for pid in "${running[@]}"; do
+    kill -TERM "$pid" 2>/dev/null || true
+    wait "$pid" || true
+  done
   rm -rf "$work"
 }
 trap finish EXIT
@@ -47,17 +47,19 @@ mkfifo "$work/ready"
 build/release/bin/kvtierd --data-dir "$work/data" --ram-bytes 256MiB \
   >"$work/ready" 2>"$work/kvtierd.log" &
 daemon=$!
+running=("$daemon")
 exec 3<"$work/ready"
 read -r -t 60 line <&3 || fail "kvtierd did not start"
 [[ $line == ready\ * ]] || fail "kvtierd answered '$line' where 'ready ...' was expected"
 
+# In the background, so that a signal to this script is heard while it runs.
 build/release/bin/kvtier replay --server "unix:$work/data/kvtier.sock" --block-bytes 16384 \
-  "${trace[@]}" >"$work/table" || fail "the replay failed"
+  "${trace[@]}" >"$work/table" &
+running=("$!" "$daemon")
+wait "$!" || fail "the replay failed"
 
 kill -TERM "$daemon"
-status=0
-wait "$daemon" || status=$?
-daemon=
-(( status == 0 )) || fail "kvtierd ended with status $status"
+running=()
+wait "$daemon" || fail "kvtierd ended with status $?"
 
 cat "$work/table"
