@@ -80,6 +80,7 @@ PLANTED = {
     "unlisted": [
         {"common/c.cc": "int C() { return 3; }\n"},
         {"common/CMakeLists.txt": "add_library(common aa.cc # a.cc\n)\n", "common/aa.cc": "\n"},
+        {"tests/support/s.cc": "\n", "tests/common/CMakeLists.txt": "add_library(s ../support/ss.cc)\n"},
     ],
     "document-path": [
         {"README.md": "Read common/gone.h.\n"},
@@ -96,6 +97,7 @@ HARMLESS = [
     {"common/a.cc": "// std::mutex, sleep_for\nconst char* k = \"std::thread\";\n"},
     {"common/a.cc": "int F() { return std::thread::hardware_concurrency(); }\n"},
     {"common/a.cc": "const char* k = R\"({ { // )\";\nconst char c = '{';\nconst int n = 1'000;\n"},
+    {"tests/support/s.cc": "\n", "tests/common/CMakeLists.txt": "add_library(s ../support/s.cc)\n"},
     {"common/a.cc": "#define OPEN(x) \\\n  if (x) {\nint F() { return 1; }\n"},
 ]
 
@@ -144,9 +146,10 @@ class TidyTest(unittest.TestCase):
             "enum class E {\n  kA,\n};\n"
             "class KVTIER_CAPABILITY(\"mutex\") M {};\n"
             "template <typename T>\nT Max(T a, T b) {\n  if (a > b) {\n    return a;\n  }\n  return b;\n}\n"
+            "int D(Options o = {}, int n = 1) {\n  return n;\n}\n"
             "}  // namespace n\n")
         measured = [(f.line, f.lines) for f in tidy.functions(code)]
-        self.assertEqual(measured, [(2, 4), (8, 3), (12, 3), (23, 7)])
+        self.assertEqual(measured, [(2, 4), (8, 3), (12, 3), (23, 7), (30, 3)])
 
 
 if __name__ == "__main__":
