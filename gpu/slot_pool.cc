@@ -21,7 +21,7 @@ constexpr bool kPoisonFreed = KVTIER_POISON_FREED != 0;
 constexpr int kPoison = 0xDB;
 
 constexpr uint64_t kGranule = DeviceMemory::kRegionGranule;
-constexpr uint64_t kMinExtentBytes = uint64_t{1} << 20;
+constexpr uint64_t kMinExtentBytes = uint64_t{64} << 10;
 constexpr uint64_t kMaxExtentBytes = uint64_t{64} << 20;
 constexpr uint64_t kExtentsPerPool = 16;
 constexpr unsigned kPrefaultThreads = 4;
@@ -71,7 +71,7 @@ SlotId Slot::Release() {
 }
 
 SlotPool::SlotPool(DeviceMemory* device, uint64_t capacity_bytes)
-    : device_(device), capacity_(capacity_bytes) {}
+    : device_(device), capacity_(capacity_bytes), truncates_(device->truncatable()) {}
 
 SlotPool::~SlotPool() {
   MutexLock lock(mutex_);
@@ -517,7 +517,7 @@ std::optional<uint32_t> SlotPool::DrainStart(const Extent& extent, bool whole) c
                              ? size_class.free_slots - size_class.drain_live
                              : 0;
   const uint64_t excess = Excess();
-  if (whole || excess == 0 || !device_->truncatable()) {
+  if (whole || excess == 0 || !truncates_) {
     if (extent.slots > spare) return std::nullopt;
     return 0;
   }
@@ -607,6 +607,7 @@ void SlotPool::CutTail(uint32_t id) {
   leaving_bytes_ -= cut;
   changed_.NotifyAll();
   if (!status.ok()) {
+    truncates_ = false;  // from now on whole extents are drained, so that a shrink comes to an end
     Log(LogLevel::kWarning, "an extent could not be shrunk",
         {{"device", device_->name()}, {"error", std::string(status.message())}});
     return;

@@ -216,6 +216,7 @@ class SlotPool {
   bool growing_ KVTIER_GUARDED_BY(mutex_) = false;  // an Allocate takes memory; others wait for it
   int in_flight_ KVTIER_GUARDED_BY(mutex_) = 0;     // device calls whose end others may wait for
   bool refused_ KVTIER_GUARDED_BY(mutex_) = false;  // the device's last answer, so as to log once
+  bool truncates_ KVTIER_GUARDED_BY(mutex_);        // the device can, and never failed to
   std::deque<Extent> extents_ KVTIER_GUARDED_BY(mutex_);
   std::vector<uint32_t> vacant_ KVTIER_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, SizeClass> classes_ KVTIER_GUARDED_BY(mutex_);  // by stride

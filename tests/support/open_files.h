@@ -1,0 +1,32 @@
+// What a test looks at to see that memory really went back to the system.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace kvtier {
+
+struct OpenFiles {
+  uint64_t count = 0;        // file descriptors of this process
+  uint64_t memfd_bytes = 0;  // memory behind its memfds
+};
+
+inline OpenFiles CountOpenFiles() {
+  OpenFiles files;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const std::string target = std::filesystem::read_symlink(entry.path(), error).string();
+    if (error) continue;  // the iterator's own
+    ++files.count;
+    struct stat info {};
+    if (target.starts_with("/memfd:kvtier") && stat(entry.path().c_str(), &info) == 0) {
+      files.memfd_bytes += static_cast<uint64_t>(info.st_blocks) * 512;
+    }
+  }
+  return files;
+}
+
+}  // namespace kvtier
