@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From a fresh Debian 12 to a running cache: builds kvtier, starts kvtierd in a temporary directory,
-# replays a trace against it, prints the table (its last line is the hit ratio) and stops the daemon.
+# replays a trace against it, stops it and prints the table; the last line is `hit ratio 0.1234`.
 #
 #   deploy/run.sh           replays the built-in multi-turn generator
 #   deploy/run.sh TRACE     replays a Mooncake-format trace, .jsonl or .jsonl.zst
@@ -63,3 +63,4 @@ running=()
 wait "$daemon" || fail "kvtierd ended with status $?"
 
 cat "$work/table"
+echo "hit ratio $(awk 'END {print $NF}' "$work/table")"
