@@ -203,7 +203,7 @@ absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(const std::st
 // The lock file stays: removing it would let two processes lock two files of one name.
 DataDirectory::~DataDirectory() { close(lock_fd_); }
 
-std::string DataDirectory::File(std::string_view name) const {
+std::string DataDirectory::PathOf(std::string_view name) const {
   return absl::StrCat(path_, "/", std::string(name));
 }
 

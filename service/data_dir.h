@@ -25,7 +25,7 @@ class DataDirectory {
   DataDirectory& operator=(const DataDirectory&) = delete;
 
   const std::string& path() const { return path_; }
-  std::string File(std::string_view name) const;
+  std::string PathOf(std::string_view name) const;
 
  private:
   DataDirectory(std::string path, int lock_fd) : path_(std::move(path)), lock_fd_(lock_fd) {}

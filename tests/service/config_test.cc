@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 namespace kvtier {
 namespace {
@@ -171,6 +172,20 @@ TEST_F(ConfigTest, EveryDefaultIsWithinItsRange) {
     const std::string text = FieldText(field, config);
     if (text.empty()) continue;
     EXPECT_TRUE(SetField(field, text, &config).ok()) << field.name;
+  }
+}
+
+TEST_F(ConfigTest, EveryFieldIsInTheOperatorsManualWithItsDefault) {
+  std::ostringstream manual;
+  manual << std::ifstream(KVTIER_SOURCE_DIR "/docs/OPERATIONS.md").rdbuf();
+  for (const ConfigField& field : ConfigFields()) {
+    const std::string row = absl::StrCat("\n| `", std::string(field.name), "` | ");
+    const size_t at = manual.str().find(row);
+    ASSERT_NE(at, std::string::npos) << row;
+    const std::string rest = manual.str().substr(at + row.size(), 200);
+    if (std::holds_alternative<uint64_t Config::*>(field.member)) {
+      EXPECT_EQ(rest.rfind(FieldText(field, Config()) + " | ", 0), 0u) << row << rest;
+    }
   }
 }
 

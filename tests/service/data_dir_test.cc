@@ -93,7 +93,7 @@ TEST_F(DataDirTest, IsMadePrivateAndWithItsParents) {
   struct stat info {};
   ASSERT_EQ(stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0700u);
-  EXPECT_EQ((*directory)->File("models"), path + "/models");
+  EXPECT_EQ((*directory)->PathOf("models"), path + "/models");
 }
 
 TEST_F(DataDirTest, SecondHolderIsToldWhoHasIt) {

@@ -1,0 +1,215 @@
+#include "service/admin_service.h"
+
+#include <utility>
+
+#include "common/bytes.h"
+#include "service/convert.h"
+#include "service/host_memory_info.h"
+
+namespace kvtier {
+namespace {
+
+// Engines' hashes have one of these lengths; each length is a root of its own.
+constexpr uint32_t kMinEngineHash = 8;
+constexpr uint32_t kMaxEngineHash = 64;
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+}
+
+grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* call, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  reactor->Finish(ToGrpc(status));
+  return reactor;
+}
+
+void FillTier(TierKind kind, const TierStats& stats, const std::string& note, v1::TierStatus* out) {
+  out->set_tier(ToProto(kind));
+  out->set_capacity_bytes(stats.usage.capacity_bytes);
+  out->set_used_bytes(stats.usage.used_bytes);
+  out->set_backed_bytes(stats.usage.backed_bytes);
+  out->set_blocks(stats.blocks);
+  out->set_hits(stats.hits);
+  out->set_evictions(stats.evictions);
+  out->set_promotions(stats.promotions);
+  out->set_demotions(stats.demotions);
+  out->set_bytes_written(stats.bytes_written);
+  out->set_bytes_read(stats.bytes_read);
+  out->set_note(note);
+}
+
+void FillCounters(const ManagerStats& stats, v1::CacheCounters* out) {
+  out->set_lookups(stats.lookups);
+  out->set_lookup_blocks(stats.lookup_blocks);
+  out->set_hit_blocks(stats.hit_blocks);
+  out->set_fetched_blocks(stats.fetched_blocks);
+  out->set_fetch_missed_blocks(stats.fetch_missed_blocks);
+  out->set_stored_blocks(stats.stored_blocks);
+  out->set_already_present_blocks(stats.already_present_blocks);
+  out->set_rejected_blocks(stats.rejected_blocks);
+  out->set_checksum_failures(stats.checksum_failures);
+  out->set_checksum_mismatches(stats.checksum_mismatches);
+  out->set_expired_leases(stats.expired_leases);
+  out->set_unreachable_blocks(stats.unreachable_blocks);
+  out->set_never_hit_blocks(stats.never_hit_blocks);
+}
+
+void FillModel(const ModelInfo& info, const ManagerStats& stats, v1::ModelStatus* out) {
+  out->set_model_id(info.id.ToBytes());
+  *out->mutable_spec() = ToProto(info.spec);
+  out->set_block_bytes(BlockBytes(info.spec));
+  for (const TierKind kind : kAllTiers) {
+    const size_t i = static_cast<size_t>(kind);
+    if (!stats.tiers[i].on) continue;
+    v1::TierUsage* usage = out->add_tiers();
+    usage->set_tier(ToProto(kind));
+    usage->set_blocks(info.blocks[i]);
+    usage->set_capacity_tokens(info.capacity_blocks[i] * info.spec.block_tokens);
+  }
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* AdminService::Later(grpc::CallbackServerContext* call,
+                                              std::function<absl::Status()> work) {
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  context_.executor->Run([reactor, work = std::move(work)] { reactor->Finish(ToGrpc(work())); });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* call,
+                                                  const v1::GetStatusRequest*,
+                                                  v1::GetStatusResponse* response) {
+  const absl::StatusOr<uint64_t> memory = ProcessMemory();
+  if (!memory.ok()) return FinishNow(call, memory.status());
+  const ManagerStats stats = context_.manager->stats();
+  response->set_version(KVTIER_VERSION);
+  response->set_uptime_seconds(context_.uptime_seconds());
+  response->set_draining(context_.draining());
+  for (const TierKind kind : kAllTiers) {
+    const size_t i = static_cast<size_t>(kind);
+    FillTier(kind, stats.tiers[i], context_.tier_notes[i], response->add_tiers());
+  }
+  response->set_models(stats.models);
+  response->set_blocks(stats.blocks);
+  response->set_index_bytes(stats.index_bytes);
+  response->set_identity_bytes(stats.identity_bytes);
+  response->set_leases(stats.leases);
+  response->set_pinned_blocks(stats.pinned_blocks);
+  response->set_open_streams(context_.open_streams());
+  response->set_process_memory_bytes(*memory);
+  FillCounters(stats, response->mutable_counters());
+  for (const EffectiveSetting& setting : context_.settings) {
+    v1::Setting* out = response->add_settings();
+    out->set_name(setting.name);
+    out->set_value(setting.value);
+    out->set_source(setting.source);
+  }
+  return FinishNow(call, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AdminService::ListModels(grpc::CallbackServerContext* call,
+                                                   const v1::ListModelsRequest*,
+                                                   v1::ListModelsResponse* response) {
+  const ManagerStats stats = context_.manager->stats();
+  for (const ModelInfo& info : context_.manager->ListModels()) {
+    FillModel(info, stats, response->add_models());
+  }
+  return FinishNow(call, absl::OkStatus());
+}
+
+grpc::ServerUnaryReactor* AdminService::UnregisterModel(grpc::CallbackServerContext* call,
+                                                        const v1::UnregisterModelRequest* request,
+                                                        v1::UnregisterModelResponse* response) {
+  return Later(call, [this, request, response] { return DoUnregister(*request, response); });
+}
+
+grpc::ServerUnaryReactor* AdminService::SetTierCapacity(grpc::CallbackServerContext* call,
+                                                        const v1::SetTierCapacityRequest* request,
+                                                        v1::SetTierCapacityResponse* response) {
+  return Later(call, [this, request, response] { return DoSetTierCapacity(*request, response); });
+}
+
+grpc::ServerUnaryReactor* AdminService::Reset(grpc::CallbackServerContext* call,
+                                              const v1::ResetRequest* request,
+                                              v1::ResetResponse* response) {
+  return Later(call, [this, request, response] { return DoReset(*request, response); });
+}
+
+grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
+                                              const v1::DrainRequest*, v1::DrainResponse*) {
+  Log(LogLevel::kInfo, "drain asked for: new calls are refused from now on");
+  context_.drain();
+  return FinishNow(call, absl::OkStatus());
+}
+
+// On disk first: a model that cannot be forgotten there would come back at the next start.
+absl::Status AdminService::DoUnregister(const v1::UnregisterModelRequest& request,
+                                        v1::UnregisterModelResponse* response) {
+  KVTIER_ASSIGN_OR_RETURN(const ModelId id, ToModelId(request.model_id()));
+  KVTIER_RETURN_IF_ERROR(context_.models->Remove(id));
+  KVTIER_ASSIGN_OR_RETURN(const uint64_t dropped, context_.manager->RemoveModel(id));
+  response->set_dropped_blocks(dropped);
+  Log(LogLevel::kInfo, "model unregistered",
+      {{"model_id", id.ToHex()}, {"dropped_blocks", dropped}});
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::DoSetTierCapacity(const v1::SetTierCapacityRequest& request,
+                                             v1::SetTierCapacityResponse* response) {
+  KVTIER_ASSIGN_OR_RETURN(const TierKind kind, ToTierKind(request.tier()));
+  const uint64_t wanted = request.capacity_bytes();
+  const TierUsage usage = context_.manager->stats().tiers[static_cast<size_t>(kind)].usage;
+  if (kind == TierKind::kRam && wanted > usage.capacity_bytes) {
+    KVTIER_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+    KVTIER_RETURN_IF_ERROR(
+        CheckHostMemory("capacity_bytes", wanted, usage.backed_bytes, available));
+  }
+  KVTIER_ASSIGN_OR_RETURN(const ResizeResult result, context_.manager->SetCapacity(kind, wanted));
+  response->set_previous_bytes(result.previous_bytes);
+  response->set_evicted_blocks(result.evicted_blocks);
+  response->set_backed_bytes(result.backed_bytes);
+  Log(LogLevel::kInfo, "tier capacity changed",
+      {{"tier", TierName(kind)},
+       {"from", FormatBytes(result.previous_bytes)},
+       {"to", FormatBytes(wanted)},
+       {"evicted_blocks", result.evicted_blocks},
+       {"backed_bytes", result.backed_bytes}});
+  return absl::OkStatus();
+}
+
+absl::Status AdminService::DoReset(const v1::ResetRequest& request, v1::ResetResponse* response) {
+  KVTIER_ASSIGN_OR_RETURN(const ModelId id, ToModelId(request.model_id()));
+  uint64_t dropped = 0;
+  if (request.has_namespace_()) {
+    KVTIER_ASSIGN_OR_RETURN(const Namespace name, ToNamespace(request.namespace_()));
+    KVTIER_ASSIGN_OR_RETURN(dropped, ResetNamespace(id, name));
+  } else {
+    KVTIER_ASSIGN_OR_RETURN(dropped, context_.manager->ResetModel(id));
+  }
+  response->set_dropped_blocks(dropped);
+  Log(LogLevel::kInfo, "reset",
+      {{"model_id", id.ToHex()},
+       {"what", request.has_namespace_() ? "namespace" : "model"},
+       {"dropped_blocks", dropped}});
+  return absl::OkStatus();
+}
+
+// A namespace has one root for tokens and one for each length of engine hash.
+absl::StatusOr<uint64_t> AdminService::ResetNamespace(const ModelId& model, const Namespace& name) {
+  KVTIER_ASSIGN_OR_RETURN(const ModelInfo info, context_.manager->GetModel(model));
+  const uint32_t token_bytes = info.spec.block_tokens * uint32_t{sizeof(uint32_t)};
+  KVTIER_ASSIGN_OR_RETURN(uint64_t dropped,
+                          context_.manager->ResetNamespace(
+                              model, CanonicalRoot(model, name, PromptKind::kTokens, token_bytes)));
+  for (uint32_t bytes = kMinEngineHash; bytes <= kMaxEngineHash; ++bytes) {
+    KVTIER_ASSIGN_OR_RETURN(
+        const uint64_t more,
+        context_.manager->ResetNamespace(
+            model, CanonicalRoot(model, name, PromptKind::kEngineHashes, bytes)));
+    dropped += more;
+  }
+  return dropped;
+}
+
+}  // namespace kvtier

@@ -1,0 +1,69 @@
+// KvCacheAdmin: what operators ask of a running daemon.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/executor.h"
+#include "kvtier/v1/admin.grpc.pb.h"
+#include "service/config.h"
+#include "service/data_dir.h"
+#include "storage/tier_manager.h"
+
+namespace kvtier {
+
+// What the service works on; all of it must outlive the service. The functions are called on any
+// thread.
+struct AdminContext {
+  TierManager* manager = nullptr;
+  Executor* executor = nullptr;  // for what blocks: resize, reset, unregister
+  ModelStore* models = nullptr;
+  std::vector<EffectiveSetting> settings;
+  std::array<std::string, kTiers> tier_notes;  // why a tier that was asked for is off
+  std::function<double()> uptime_seconds;
+  std::function<uint64_t()> open_streams;
+  std::function<bool()> draining;
+  std::function<void()> drain;
+};
+
+// Thread-safe. Errors as in admin.proto.
+class AdminService final : public v1::KvCacheAdmin::CallbackService {
+ public:
+  explicit AdminService(AdminContext context) : context_(std::move(context)) {}
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* call,
+                                      const v1::GetStatusRequest* request,
+                                      v1::GetStatusResponse* response) override;
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call,
+                                       const v1::ListModelsRequest* request,
+                                       v1::ListModelsResponse* response) override;
+  grpc::ServerUnaryReactor* UnregisterModel(grpc::CallbackServerContext* call,
+                                            const v1::UnregisterModelRequest* request,
+                                            v1::UnregisterModelResponse* response) override;
+  grpc::ServerUnaryReactor* SetTierCapacity(grpc::CallbackServerContext* call,
+                                            const v1::SetTierCapacityRequest* request,
+                                            v1::SetTierCapacityResponse* response) override;
+  grpc::ServerUnaryReactor* Reset(grpc::CallbackServerContext* call,
+                                  const v1::ResetRequest* request,
+                                  v1::ResetResponse* response) override;
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call,
+                                  const v1::DrainRequest* request,
+                                  v1::DrainResponse* response) override;
+
+ private:
+  // Answers on the executor.
+  grpc::ServerUnaryReactor* Later(grpc::CallbackServerContext* call,
+                                  std::function<absl::Status()> work);
+  absl::Status DoUnregister(const v1::UnregisterModelRequest& request,
+                            v1::UnregisterModelResponse* response);
+  absl::Status DoSetTierCapacity(const v1::SetTierCapacityRequest& request,
+                                 v1::SetTierCapacityResponse* response);
+  absl::Status DoReset(const v1::ResetRequest& request, v1::ResetResponse* response);
+  absl::StatusOr<uint64_t> ResetNamespace(const ModelId& model, const Namespace& name);
+
+  const AdminContext context_;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,100 @@
+// kvtierd: reads its configuration, starts the server and waits for a signal.
+#include <malloc.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "common/log.h"
+#include "service/config.h"
+#include "service/grpc_server.h"
+#include "service/server.h"
+
+namespace kvtier {
+namespace {
+
+constexpr int kExitFailed = 1;   // could not start
+constexpr int kExitRefused = 2;  // the configuration is wrong
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// Message buffers of a MiB come and go all the time: freed memory stays in the process, as touching
+// fresh memory costs more than copying into it.
+void KeepFreedMemory() {
+  mallopt(M_MMAP_THRESHOLD, 64 << 20);
+  mallopt(M_TRIM_THRESHOLD, 128 << 20);
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "kvtierd: %s\n", std::string(status.message()).c_str());
+  return absl::IsInvalidArgument(status) ? kExitRefused : kExitFailed;
+}
+
+void LogConfiguration(const CommandLine& line) {
+  Log(LogLevel::kInfo, "kvtierd starts", {{"version", KVTIER_VERSION}, {"pid", getpid()}});
+  for (const EffectiveSetting& setting : line.settings) {
+    Log(LogLevel::kInfo, "setting",
+        {{"name", setting.name}, {"value", setting.value}, {"source", setting.source}});
+  }
+}
+
+int Serve(const CommandLine& line, const sigset_t& stop_signals) {
+  SetLogLevel(line.config.log_level);
+  KeepFreedMemory();
+  RouteGrpcLog();
+  LogConfiguration(line);
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(line.config, line.settings);
+  if (!server.ok()) return Fail(server.status());
+  std::printf("%s\n", (*server)->ReadyLine().c_str());
+  std::fflush(stdout);
+
+  int signal_number = 0;
+  sigwait(&stop_signals, &signal_number);
+  Log(LogLevel::kInfo, "stopping; a second signal ends the process at once",
+      {{"signal", signal_number}});
+  pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
+  (*server)->Stop();
+  server->reset();
+  Log(LogLevel::kInfo, "stopped");
+  return 0;
+}
+
+}  // namespace
+
+int Main(int argc, char** argv) {
+  // Before any thread is made, so that all of them leave these signals to sigwait.
+  const sigset_t stop_signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+
+  const std::vector<std::string> environment = [] {
+    std::vector<std::string> out;
+    for (char** entry = environ; *entry != nullptr; ++entry) out.emplace_back(*entry);
+    return out;
+  }();
+  const absl::StatusOr<CommandLine> line = ReadConfig(argc, argv, environment);
+  if (!line.ok()) return Fail(line.status());
+  switch (line->action) {
+    case CommandLine::Action::kPrintAndExit:
+      std::fputs(line->text.c_str(), stdout);
+      return 0;
+    case CommandLine::Action::kPrintConfig:
+      std::fputs(FormatSettings(line->settings).c_str(), stdout);
+      return 0;
+    case CommandLine::Action::kServe:
+      break;
+  }
+  return Serve(*line, stop_signals);
+}
+
+}  // namespace kvtier
+
+int main(int argc, char** argv) { return kvtier::Main(argc, argv); }

@@ -1,0 +1,264 @@
+#include "service/metrics_http.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/exposer.h>
+
+#include <exception>
+#include <utility>
+
+namespace kvtier {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+struct Figure {
+  const char* name;
+  const char* help;
+  MetricType type;
+  double (*value)(const MetricsSnapshot&);
+};
+
+constexpr MetricType kCounter = MetricType::Counter;
+constexpr MetricType kGauge = MetricType::Gauge;
+
+#define KVTIER_STAT(member) [](const MetricsSnapshot& s) { return double(s.manager.member); }
+
+const Figure kFigures[] = {
+    {"kvtier_uptime_seconds", "Time since the daemon was ready. A drop is a restart.", kGauge,
+     [](const MetricsSnapshot& s) { return s.uptime_seconds; }},
+    {"kvtier_draining", "1 when new calls are refused: a stop or a drain was asked for.", kGauge,
+     [](const MetricsSnapshot& s) { return s.draining ? 1.0 : 0.0; }},
+    {"kvtier_process_memory_bytes",
+     "Anonymous and shared memory of the daemon, pools included. Above the tiers' capacity plus "
+     "256 MiB: lower max-connections-memory-bytes or report it.",
+     kGauge, [](const MetricsSnapshot& s) { return double(s.process_memory_bytes); }},
+    {"kvtier_open_streams",
+     "Fetch and Store calls in flight. Near max-streams-per-client for one client: raise it.",
+     kGauge, [](const MetricsSnapshot& s) { return double(s.open_streams); }},
+    {"kvtier_models", "Registered models.", kGauge, KVTIER_STAT(models)},
+    {"kvtier_blocks", "Distinct complete blocks over all tiers.", kGauge, KVTIER_STAT(blocks)},
+    {"kvtier_index_bytes",
+     "Memory of the block index, identities included. It comes on top of the tiers' capacity.",
+     kGauge, KVTIER_STAT(index_bytes)},
+    {"kvtier_identity_bytes", "Part of the index that holds tokens and engine hashes.", kGauge,
+     KVTIER_STAT(identity_bytes)},
+    {"kvtier_leases", "Open leases. Only ever growing: an engine does not release.", kGauge,
+     KVTIER_STAT(leases)},
+    {"kvtier_pinned_blocks",
+     "Blocks that cannot leave now. Near kvtier_tier_blocks: shorten leases or grow the tier.",
+     kGauge, KVTIER_STAT(pinned_blocks)},
+    {"kvtier_lookups_total", "Lookup calls that were answered.", kCounter, KVTIER_STAT(lookups)},
+    {"kvtier_lookup_blocks_total", "Full blocks in the prompts looked up.", kCounter,
+     KVTIER_STAT(lookup_blocks)},
+    {"kvtier_hit_blocks_total",
+     "Blocks found by Lookup. Over kvtier_lookup_blocks_total: the hit ratio. Low with evictions: "
+     "grow a tier; low without: prompts share no prefix.",
+     kCounter, KVTIER_STAT(hit_blocks)},
+    {"kvtier_fetched_blocks_total", "Parts of blocks streamed whole to engines.", kCounter,
+     KVTIER_STAT(fetched_blocks)},
+    {"kvtier_fetch_missed_blocks_total",
+     "Parts of blocks asked for by Fetch and not there. High: engines should look up with a lease.",
+     kCounter, KVTIER_STAT(fetch_missed_blocks)},
+    {"kvtier_stored_blocks_total", "Parts of blocks stored.", kCounter, KVTIER_STAT(stored_blocks)},
+    {"kvtier_already_present_blocks_total",
+     "Parts of blocks sent although they were there. High: engines should look up before they "
+     "store.",
+     kCounter, KVTIER_STAT(already_present_blocks)},
+    {"kvtier_rejected_blocks_total",
+     "Parts of blocks not stored. Rising: see the Store replies for the reason; NO_SPACE: shorten "
+     "leases or grow the tier.",
+     kCounter, KVTIER_STAT(rejected_blocks)},
+    {"kvtier_checksum_failures_total",
+     "Payload that did not match its checksum, and was not served. Any: check memory and network.",
+     kCounter, KVTIER_STAT(checksum_failures)},
+    {"kvtier_checksum_mismatches_total",
+     "Blocks stored a second time with other bytes; the first stay. Normal for KV computed in "
+     "another batch shape.",
+     kCounter, KVTIER_STAT(checksum_mismatches)},
+    {"kvtier_expired_leases_total",
+     "Leases that ran out unreleased. Rising: engines die, or take longer than their lease.",
+     kCounter, KVTIER_STAT(expired_leases)},
+    {"kvtier_unreachable_blocks_total",
+     "Blocks that left a tier unfindable, as a block before them was gone.", kCounter,
+     KVTIER_STAT(unreachable_blocks)},
+    {"kvtier_never_hit_blocks_total",
+     "Blocks that left the last tier without one hit. Near all evictions: what is stored is not "
+     "asked for again, or the tier is too small.",
+     kCounter, KVTIER_STAT(never_hit_blocks)},
+};
+
+#undef KVTIER_STAT
+
+struct TierFigure {
+  const char* name;
+  const char* help;
+  MetricType type;
+  uint64_t TierStats::*member;
+};
+
+const TierFigure kTierFigures[] = {
+    {"kvtier_tier_blocks", "Complete blocks in the tier.", kGauge, &TierStats::blocks},
+    {"kvtier_tier_hits_total", "Blocks that Lookup found with this tier as the best.", kCounter,
+     &TierStats::hits},
+    {"kvtier_tier_evictions_total",
+     "Blocks that left the tier to make room. High with a low hit ratio: grow the tier.", kCounter,
+     &TierStats::evictions},
+    {"kvtier_tier_promotions_total", "Blocks copied up into the tier.", kCounter,
+     &TierStats::promotions},
+    {"kvtier_tier_demotions_total", "Blocks copied down into the tier.", kCounter,
+     &TierStats::demotions},
+    {"kvtier_tier_written_bytes_total", "Payload put into the tier.", kCounter,
+     &TierStats::bytes_written},
+    {"kvtier_tier_read_bytes_total", "Payload taken from the tier.", kCounter,
+     &TierStats::bytes_read},
+};
+
+struct TierUsageFigure {
+  const char* name;
+  const char* help;
+  uint64_t TierUsage::*member;
+};
+
+const TierUsageFigure kTierUsageFigures[] = {
+    {"kvtier_tier_capacity_bytes", "Limit of the tier; 0: off.", &TierUsage::capacity_bytes},
+    {"kvtier_tier_used_bytes", "Bytes in slots that hold a part, or are being given one.",
+     &TierUsage::used_bytes},
+    {"kvtier_tier_backed_bytes",
+     "Memory taken from the system. Above capacity for long after a shrink: pins hold it.",
+     &TierUsage::backed_bytes},
+};
+
+ClientMetric Sample(MetricType type, double value, std::vector<ClientMetric::Label> labels = {}) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  if (type == kCounter) {
+    metric.counter.value = value;
+  } else {
+    metric.gauge.value = value;
+  }
+  return metric;
+}
+
+// One sample per tier.
+template <typename Value>
+MetricFamily TierFamily(const char* name, const char* help, MetricType type, Value value) {
+  MetricFamily family{name, help, type, {}};
+  for (const TierKind tier : kAllTiers) {
+    family.metric.push_back(Sample(type, static_cast<double>(value(static_cast<size_t>(tier))),
+                                   {{"tier", std::string(TierName(tier))}}));
+  }
+  return family;
+}
+
+// A tier is asked for what no faster one had, so its hits and misses add up to what it was asked
+// for.
+uint64_t TierMisses(const ManagerStats& stats, size_t tier) {
+  uint64_t misses = stats.lookup_blocks;
+  for (size_t i = 0; i <= tier; ++i) misses -= stats.tiers[i].hits;
+  return stats.tiers[tier].on ? misses : 0;
+}
+
+void AddTierFamilies(const ManagerStats& stats, std::vector<MetricFamily>* out) {
+  for (const TierUsageFigure& figure : kTierUsageFigures) {
+    out->push_back(TierFamily(figure.name, figure.help, kGauge,
+                              [&](size_t tier) { return stats.tiers[tier].usage.*figure.member; }));
+  }
+  for (const TierFigure& figure : kTierFigures) {
+    out->push_back(TierFamily(figure.name, figure.help, figure.type,
+                              [&](size_t tier) { return stats.tiers[tier].*figure.member; }));
+  }
+  out->push_back(
+      TierFamily("kvtier_tier_misses_total",
+                 "Blocks that Lookup asked this tier for, as no faster tier had them, and "
+                 "did not find. With hits: all it was asked for.",
+                 kCounter, [&](size_t tier) { return TierMisses(stats, tier); }));
+}
+
+ClientMetric HistogramSample(const RpcSnapshot& rpc) {
+  ClientMetric metric;
+  metric.label = {{"rpc", rpc.rpc}};
+  metric.histogram.sample_count = rpc.latency.count;
+  metric.histogram.sample_sum = rpc.latency.sum_seconds;
+  uint64_t cumulative = 0;
+  for (int i = 0; i + 1 < LatencyHistogram::kBuckets; ++i) {
+    cumulative += rpc.latency.counts[i];
+    metric.histogram.bucket.push_back({cumulative, LatencyHistogram::UpperBound(i)});
+  }
+  return metric;
+}
+
+void AddRpcFamilies(const std::vector<RpcSnapshot>& rpcs, std::vector<MetricFamily>* out) {
+  MetricFamily latency{"kvtier_rpc_seconds",
+                       "Time of the calls that ended, by rpc; _count is their number, failed ones "
+                       "included. Lookup above 10 ms: the host is short of CPU.",
+                       MetricType::Histogram,
+                       {}};
+  MetricFamily errors{"kvtier_rpc_errors_total",
+                      "Calls that ended with an error, by rpc and status code. Look the code up in "
+                      "the log under the caller's kvtier-request-id.",
+                      kCounter,
+                      {}};
+  for (const RpcSnapshot& rpc : rpcs) {
+    latency.metric.push_back(HistogramSample(rpc));
+    for (const auto& [code, count] : rpc.errors) {
+      errors.metric.push_back(
+          Sample(kCounter, static_cast<double>(count), {{"rpc", rpc.rpc}, {"code", code}}));
+    }
+  }
+  out->push_back(std::move(latency));
+  out->push_back(std::move(errors));
+}
+
+class SnapshotCollectable final : public prometheus::Collectable {
+ public:
+  explicit SnapshotCollectable(std::function<MetricsSnapshot()> take) : take_(std::move(take)) {}
+  std::vector<MetricFamily> Collect() const override { return ToFamilies(take_()); }
+
+ private:
+  const std::function<MetricsSnapshot()> take_;
+};
+
+class ExposedMetrics final : public MetricsHttp {
+ public:
+  ExposedMetrics(const std::string& address, std::function<MetricsSnapshot()> take)
+      : collectable_(std::make_shared<SnapshotCollectable>(std::move(take))), exposer_(address) {
+    exposer_.RegisterCollectable(collectable_);
+  }
+  int port() const override { return exposer_.GetListeningPorts().front(); }
+
+ private:
+  const std::shared_ptr<SnapshotCollectable> collectable_;
+  prometheus::Exposer exposer_;  // destroyed first: then nobody collects
+};
+
+}  // namespace
+
+std::vector<MetricFamily> ToFamilies(const MetricsSnapshot& snapshot) {
+  std::vector<MetricFamily> out;
+  out.push_back({"kvtier_build_info",
+                 "Always 1; the version that runs. Two values at once: a rollout is under way.",
+                 kGauge,
+                 {Sample(kGauge, 1, {{"version", KVTIER_VERSION}})}});
+  for (const Figure& figure : kFigures) {
+    out.push_back(
+        {figure.name, figure.help, figure.type, {Sample(figure.type, figure.value(snapshot))}});
+  }
+  AddTierFamilies(snapshot.manager, &out);
+  AddRpcFamilies(snapshot.rpcs, &out);
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<MetricsHttp>> MetricsHttp::Start(
+    const std::string& host_and_port, std::function<MetricsSnapshot()> take) {
+  try {
+    return std::unique_ptr<MetricsHttp>(new ExposedMetrics(host_and_port, std::move(take)));
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("metrics-listen: cannot listen on ", host_and_port,
+                                               " (", error.what(),
+                                               "): another process may have the port"));
+  }
+}
+
+}  // namespace kvtier

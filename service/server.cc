@@ -1,0 +1,312 @@
+#include "service/server.h"
+
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_join.h"
+#include "common/bytes.h"
+#include "common/executor.h"
+#include "service/admin_service.h"
+#include "service/call_registry.h"
+#include "service/data_dir.h"
+#include "service/grpc_server.h"
+#include "service/host_memory_info.h"
+#include "service/kv_cache_service.h"
+#include "service/metrics_http.h"
+
+namespace kvtier {
+namespace {
+
+constexpr Duration kTick = std::chrono::milliseconds(50);
+constexpr uint64_t kProgressSteps = 10;
+constexpr uint64_t kProgressFrom = uint64_t{4} << 30;  // smaller pools are there at once
+constexpr int kGpuOrdinal = 0;
+constexpr char kDataService[] = "kvtier.v1.KvCache";
+
+size_t Index(TierKind tier) { return static_cast<size_t>(tier); }
+
+Duration Milliseconds(uint64_t value) { return std::chrono::milliseconds(value); }
+
+// What of a valid configuration this build and this host cannot serve.
+absl::Status CheckServable(const Config& config) {
+  if (config.ssd_bytes > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ssd-bytes: ", FormatBytes(config.ssd_bytes),
+                     " is not allowed, must be 0: this build has no SSD tier"));
+  }
+  KVTIER_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
+  return CheckHostMemory("ram-bytes", config.ram_bytes, 0, available);
+}
+
+// The memory tiers and the devices below them.
+struct Tiers {
+  std::unique_ptr<DeviceMemory> host;
+  std::unique_ptr<DeviceMemory> gpu_device;
+  std::unique_ptr<MemoryTier> ram;
+  std::unique_ptr<MemoryTier> gpu;
+  std::array<std::string, kTiers> notes;
+};
+
+absl::StatusOr<std::unique_ptr<MemoryTier>> TakeTier(const char* field, TierKind kind,
+                                                     DeviceMemory* device, uint64_t bytes) {
+  auto tier = std::make_unique<MemoryTier>(kind, device, bytes);
+  uint64_t steps = 0;
+  KVTIER_RETURN_IF_ERROR(Annotate(tier->pool().Prefault([&](uint64_t done, uint64_t total) {
+    if (total < kProgressFrom || done * kProgressSteps / total == steps) return;
+    steps = done * kProgressSteps / total;
+    Log(LogLevel::kInfo, "taking memory",
+        {{"tier", TierName(kind)}, {"done", FormatBytes(done)}, {"of", FormatBytes(total)}});
+  }),
+                                  field));
+  Log(LogLevel::kInfo, "tier on",
+      {{"tier", TierName(kind)}, {"capacity", FormatBytes(bytes)}, {"in", device->name()}});
+  return tier;
+}
+
+absl::StatusOr<Tiers> TakeTiers(const Config& config) {
+  Tiers tiers;
+  tiers.host = MakeHostMemory();
+  KVTIER_ASSIGN_OR_RETURN(
+      tiers.ram, TakeTier("ram-bytes", TierKind::kRam, tiers.host.get(), config.ram_bytes));
+  if (config.gpu_bytes == 0) return tiers;
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> device = MakeCudaMemory(kGpuOrdinal);
+  if (absl::IsUnavailable(device.status())) {
+    tiers.notes[Index(TierKind::kGpu)] = std::string(device.status().message());
+    Log(LogLevel::kWarning, "GPU tier is off",
+        {{"gpu_bytes", FormatBytes(config.gpu_bytes)},
+         {"reason", tiers.notes[Index(TierKind::kGpu)]}});
+    return tiers;
+  }
+  if (!device.ok()) return Annotate(device.status(), "gpu-bytes");
+  tiers.gpu_device = std::move(*device);
+  KVTIER_ASSIGN_OR_RETURN(
+      tiers.gpu, TakeTier("gpu-bytes", TierKind::kGpu, tiers.gpu_device.get(), config.gpu_bytes));
+  return tiers;
+}
+
+ServiceOptions DataServiceOptions(const Config& config, ModelStore* models) {
+  ServiceOptions options;
+  options.limits.tokens = config.max_tokens;
+  options.limits.engine_hashes = config.max_engine_hashes;
+  options.max_part_bytes = config.max_part_bytes;
+  options.max_lease = Milliseconds(config.max_lease_ms);
+  options.unary_deadline = Milliseconds(config.unary_deadline_ms);
+  options.stream_deadline = Milliseconds(config.stream_deadline_ms);
+  options.save_model = [models](const ModelSpec& spec) { return models->Add(spec); };
+  return options;
+}
+
+void LogModel(const ModelInfo& info, const ManagerStats& stats) {
+  for (const TierKind tier : kAllTiers) {
+    if (!stats.tiers[Index(tier)].on) continue;
+    Log(LogLevel::kInfo, "model known",
+        {{"name", info.spec.name},
+         {"model_id", info.id.ToHex()},
+         {"tier", TierName(tier)},
+         {"blocks", info.capacity_blocks[Index(tier)]},
+         {"tokens", info.capacity_blocks[Index(tier)] * info.spec.block_tokens}});
+  }
+}
+
+RpcSnapshot SnapshotRpc(std::string_view name, const RpcStats& stats) {
+  RpcSnapshot out;
+  out.rpc = std::string(name);
+  out.latency = stats.latency.snapshot();
+  for (int code = 1; code < kStatusCodes; ++code) {
+    const uint64_t count = stats.by_code[code].value();
+    if (count == 0) continue;
+    out.errors[absl::StatusCodeToString(static_cast<absl::StatusCode>(code))] = count;
+  }
+  return out;
+}
+
+std::string QuotedIfNeeded(const std::string& text) {
+  return text.find(' ') == std::string::npos ? text : absl::StrCat("\"", text, "\"");
+}
+
+class Daemon final : public Server {
+ public:
+  Daemon(const Config& config, std::vector<EffectiveSetting> settings,
+         std::unique_ptr<DataDirectory> directory, std::unique_ptr<ModelStore> models, Tiers tiers);
+  ~Daemon() override { Stop(); }
+
+  absl::Status RestoreModels();
+  absl::Status Listen();
+
+  void Drain() override;
+  void Stop() override;
+  const std::vector<std::string>& listen() const override { return data_.addresses; }
+  const std::string& admin_listen() const override { return admin_.addresses.front(); }
+  const std::string& metrics_listen() const override { return metrics_listen_; }
+  std::string ReadyLine() const override;
+
+ private:
+  AdminContext MakeAdminContext(std::vector<EffectiveSetting> settings);
+  MetricsSnapshot Snapshot() const;
+  double UptimeSeconds() const {
+    return std::chrono::duration<double>(clock_.Now() - started_).count();
+  }
+
+  // Built in this order and torn down in reverse.
+  const Config config_;
+  const SteadyClock clock_;
+  const TimePoint started_ = clock_.Now();
+  const std::unique_ptr<DataDirectory> directory_;
+  const std::unique_ptr<ModelStore> models_;
+  ThreadPool executor_;
+  Tiers tiers_;
+  TierManager manager_;
+  CallRegistry registry_;
+  RpcStatsTable rpc_stats_;
+  const std::unique_ptr<grpc::Service> data_service_;
+  AdminService admin_service_;
+  Ticker ticker_;
+  GrpcServer data_;
+  GrpcServer admin_;
+  std::unique_ptr<MetricsHttp> metrics_;
+  std::string metrics_listen_;
+};
+
+Daemon::Daemon(const Config& config, std::vector<EffectiveSetting> settings,
+               std::unique_ptr<DataDirectory> directory, std::unique_ptr<ModelStore> models,
+               Tiers tiers)
+    : config_(config),
+      directory_(std::move(directory)),
+      models_(std::move(models)),
+      executor_(static_cast<int>(config.executor_threads)),
+      tiers_(std::move(tiers)),
+      manager_(ManagerOptions{static_cast<uint32_t>(config.max_leases_per_client)},
+               std::move(tiers_.gpu), std::move(tiers_.ram), nullptr, &executor_, &clock_),
+      registry_(static_cast<uint32_t>(config.max_streams_per_client), &clock_),
+      data_service_(MakeKvCacheService(DataServiceOptions(config, models_.get()), &manager_,
+                                       &registry_, &executor_, &clock_, &rpc_stats_)),
+      admin_service_(MakeAdminContext(std::move(settings))),
+      ticker_(kTick, [this] {
+        manager_.Tick();
+        registry_.Sweep();
+      }) {}
+
+AdminContext Daemon::MakeAdminContext(std::vector<EffectiveSetting> settings) {
+  AdminContext context;
+  context.manager = &manager_;
+  context.executor = &executor_;
+  context.models = models_.get();
+  context.settings = std::move(settings);
+  context.tier_notes = tiers_.notes;
+  context.uptime_seconds = [this] { return UptimeSeconds(); };
+  context.open_streams = [this] { return registry_.open_streams(); };
+  context.draining = [this] { return registry_.draining(); };
+  context.drain = [this] { Drain(); };
+  return context;
+}
+
+absl::Status Daemon::RestoreModels() {
+  for (const ModelSpec& spec : models_->Models()) {
+    const absl::Status valid = ValidateSpec(spec, SpecLimits{config_.max_part_bytes});
+    if (!valid.ok()) {
+      Log(LogLevel::kWarning, "registered model is over the limits in force and not served",
+          {{"name", spec.name}, {"reason", std::string(valid.message())}});
+      continue;
+    }
+    KVTIER_RETURN_IF_ERROR(manager_.AddModel(spec));
+  }
+  const ManagerStats stats = manager_.stats();
+  for (const ModelInfo& info : manager_.ListModels()) LogModel(info, stats);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Listen() {
+  KVTIER_ASSIGN_OR_RETURN(data_,
+                          StartGrpcServer("listen", config_.listen, data_service_.get(), config_));
+  data_.server->GetHealthCheckService()->SetServingStatus(kDataService, true);
+  KVTIER_ASSIGN_OR_RETURN(
+      admin_, StartGrpcServer("admin-listen", {config_.admin_listen}, &admin_service_, config_));
+  if (config_.metrics_listen.empty()) return absl::OkStatus();
+  KVTIER_ASSIGN_OR_RETURN(
+      metrics_, MetricsHttp::Start(config_.metrics_listen, [this] { return Snapshot(); }));
+  const std::string& asked = config_.metrics_listen;
+  metrics_listen_ = absl::StrCat(asked.substr(0, asked.rfind(':') + 1), metrics_->port());
+  return absl::OkStatus();
+}
+
+void Daemon::Drain() {
+  data_.server->GetHealthCheckService()->SetServingStatus(false);
+  registry_.StartDrain();
+}
+
+void Daemon::Stop() {
+  if (data_.server != nullptr) {
+    Drain();
+    const bool finished = registry_.WaitIdle(Milliseconds(config_.drain_ms));
+    if (!finished) {
+      Log(LogLevel::kWarning, "calls are ended before their time",
+          {{"drain_ms", config_.drain_ms}, {"open_streams", registry_.open_streams()}});
+    }
+  }
+  // The admin server first: its Drain speaks to the data server.
+  if (admin_.server != nullptr) {
+    admin_.server->Shutdown(std::chrono::system_clock::now() + Milliseconds(config_.drain_ms));
+    admin_.server.reset();
+  }
+  if (data_.server != nullptr) {
+    // At once: what is left has had its time, and health watches would never end by themselves.
+    data_.server->Shutdown(std::chrono::system_clock::now());
+    data_.server.reset();
+  }
+  metrics_.reset();
+  executor_.WaitIdle();
+}
+
+MetricsSnapshot Daemon::Snapshot() const {
+  MetricsSnapshot out;
+  out.manager = manager_.stats();
+  for (int i = 0; i < kRpcs; ++i) {
+    out.rpcs.push_back(SnapshotRpc(kRpcNames[i], rpc_stats_.of(static_cast<Rpc>(i))));
+  }
+  out.uptime_seconds = UptimeSeconds();
+  out.draining = registry_.draining();
+  out.open_streams = registry_.open_streams();
+  const absl::StatusOr<uint64_t> memory = ProcessMemory();
+  if (memory.ok()) {
+    out.process_memory_bytes = *memory;
+  } else {
+    Log(LogLevel::kWarning, "process memory is unknown",
+        {{"reason", std::string(memory.status().message())}});
+  }
+  return out;
+}
+
+std::string Daemon::ReadyLine() const {
+  const ManagerStats stats = manager_.stats();
+  std::string line =
+      absl::StrCat("ready listen=", QuotedIfNeeded(absl::StrJoin(data_.addresses, ",")),
+                   " admin=", QuotedIfNeeded(admin_listen()));
+  if (!metrics_listen_.empty()) absl::StrAppend(&line, " metrics=", metrics_listen_);
+  absl::StrAppend(&line, " data_dir=", QuotedIfNeeded(directory_->path()));
+  for (const TierKind tier : kAllTiers) {
+    const std::string name(TierName(tier));
+    absl::StrAppend(&line, " ", name, "=", stats.tiers[Index(tier)].usage.capacity_bytes);
+  }
+  absl::StrAppend(&line, " models=", stats.models);
+  return line;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config,
+                                                      std::vector<EffectiveSetting> settings) {
+  KVTIER_RETURN_IF_ERROR(CheckServable(config));
+  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<DataDirectory> directory,
+                          DataDirectory::Open(config.data_dir));
+  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<ModelStore> models,
+                          ModelStore::Open(directory->PathOf("models")));
+  KVTIER_ASSIGN_OR_RETURN(Tiers tiers, TakeTiers(config));
+  auto daemon = std::make_unique<Daemon>(config, std::move(settings), std::move(directory),
+                                         std::move(models), std::move(tiers));
+  KVTIER_RETURN_IF_ERROR(daemon->RestoreModels());
+  KVTIER_RETURN_IF_ERROR(daemon->Listen());
+  return std::unique_ptr<Server>(std::move(daemon));
+}
+
+}  // namespace kvtier

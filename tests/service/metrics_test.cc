@@ -1,0 +1,107 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <prometheus/text_serializer.h>
+
+#include <chrono>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "service/metrics_http.h"
+
+namespace kvtier {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Text(const MetricsSnapshot& snapshot) {
+  return prometheus::TextSerializer().Serialize(ToFamilies(snapshot));
+}
+
+MetricsSnapshot Example() {
+  MetricsSnapshot snapshot;
+  ManagerStats& stats = snapshot.manager;
+  stats.lookups = 10;
+  stats.lookup_blocks = 80;
+  stats.hit_blocks = 36;
+  TierStats& ram = stats.tiers[static_cast<size_t>(TierKind::kRam)];
+  ram.on = true;
+  ram.usage = {1000, 600, 1000};
+  ram.hits = 30;
+  ram.bytes_read = 12345678901;
+  TierStats& gpu = stats.tiers[static_cast<size_t>(TierKind::kGpu)];
+  gpu.on = true;
+  gpu.hits = 6;
+  return snapshot;
+}
+
+TEST(MetricsTest, CountsAreExact) {
+  const std::string text = Text(Example());
+  EXPECT_THAT(text, AllOf(HasSubstr("kvtier_lookups_total 10\n"),
+                          HasSubstr("kvtier_lookup_blocks_total 80\n"),
+                          HasSubstr("kvtier_hit_blocks_total 36\n"),
+                          HasSubstr("kvtier_tier_capacity_bytes{tier=\"ram\"} 1000\n"),
+                          HasSubstr("kvtier_tier_used_bytes{tier=\"ram\"} 600\n"),
+                          HasSubstr("kvtier_tier_read_bytes_total{tier=\"ram\"} 12345678901\n"),
+                          HasSubstr("kvtier_tier_capacity_bytes{tier=\"ssd\"} 0\n")));
+}
+
+TEST(MetricsTest, HitsAndMissesOfATierAreWhatItWasAskedFor) {
+  const std::string text = Text(Example());
+  EXPECT_THAT(text, AllOf(HasSubstr("kvtier_tier_hits_total{tier=\"gpu\"} 6\n"),
+                          HasSubstr("kvtier_tier_misses_total{tier=\"gpu\"} 74\n"),
+                          HasSubstr("kvtier_tier_hits_total{tier=\"ram\"} 30\n"),
+                          HasSubstr("kvtier_tier_misses_total{tier=\"ram\"} 44\n"),
+                          HasSubstr("kvtier_tier_misses_total{tier=\"ssd\"} 0\n")));
+}
+
+TEST(MetricsTest, RpcsHaveCumulativeBucketsAndErrorsByCode) {
+  LatencyHistogram latency;
+  latency.Record(std::chrono::microseconds(5));
+  latency.Record(std::chrono::microseconds(12));
+  latency.Record(std::chrono::hours(10));
+  MetricsSnapshot snapshot;
+  snapshot.rpcs = {{"Lookup", latency.snapshot(), {{"NOT_FOUND", 2}}}, {"Fetch", {}, {}}};
+  const std::string text = Text(snapshot);
+  EXPECT_THAT(text, AllOf(HasSubstr("kvtier_rpc_seconds_count{rpc=\"Lookup\"} 3\n"),
+                          HasSubstr("kvtier_rpc_seconds_bucket{rpc=\"Lookup\",le=\"8e-06\"} 1\n"),
+                          HasSubstr("kvtier_rpc_seconds_bucket{rpc=\"Lookup\",le=\"1.6e-05\"} 2\n"),
+                          HasSubstr("kvtier_rpc_seconds_bucket{rpc=\"Lookup\",le=\"+Inf\"} 3\n"),
+                          HasSubstr("kvtier_rpc_seconds_count{rpc=\"Fetch\"} 0\n")));
+  EXPECT_THAT(text, HasSubstr("kvtier_rpc_errors_total{rpc=\"Lookup\",code=\"NOT_FOUND\"} 2\n"));
+  EXPECT_THAT(text, Not(HasSubstr("kvtier_rpc_errors_total{rpc=\"Fetch\"")));
+}
+
+TEST(MetricsTest, NamesAreUniqueAndSayWhatToExpect) {
+  std::set<std::string> names;
+  for (const prometheus::MetricFamily& family : ToFamilies(Example())) {
+    EXPECT_TRUE(names.insert(family.name).second) << family.name;
+    EXPECT_EQ(family.name.rfind("kvtier_", 0), 0u) << family.name;
+    EXPECT_EQ(family.name.ends_with("_total"), family.type == prometheus::MetricType::Counter)
+        << family.name;
+    EXPECT_FALSE(family.help.empty());
+  }
+}
+
+TEST(MetricsTest, EveryFamilyIsInTheOperatorsManual) {
+  std::ostringstream manual;
+  manual << std::ifstream(KVTIER_SOURCE_DIR "/docs/OPERATIONS.md").rdbuf();
+  ASSERT_FALSE(manual.str().empty());
+  for (const prometheus::MetricFamily& family : ToFamilies(Example())) {
+    EXPECT_THAT(manual.str(), HasSubstr("`" + family.name + "`"));
+  }
+}
+
+TEST(MetricsTest, PortInUseIsAnErrorThatNamesIt) {
+  const auto first = MetricsHttp::Start("127.0.0.1:0", [] { return Example(); });
+  ASSERT_TRUE(first.ok()) << first.status();
+  const std::string address = absl::StrCat("127.0.0.1:", (*first)->port());
+  const auto second = MetricsHttp::Start(address, [] { return Example(); });
+  ASSERT_FALSE(second.ok());
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(address));
+}
+
+}  // namespace
+}  // namespace kvtier
