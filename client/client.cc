@@ -211,8 +211,7 @@ absl::Status CheckPayloads(std::span<const std::span<const std::byte>> payloads)
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------------
-// Lease
+// ---------------------------------------------------------------------- Lease
 
 Lease::Lease(std::shared_ptr<Core> core, uint64_t id, uint32_t blocks)
     : core_(std::move(core)), id_(id), blocks_(blocks) {}
@@ -253,8 +252,7 @@ uint64_t Lease::Detach() {
   return std::exchange(id_, 0);
 }
 
-// --------------------------------------------------------------------------------------------
-// Client
+// ---------------------------------------------------------------------- Client
 
 Client::Client(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 Client::~Client() = default;
