@@ -27,7 +27,7 @@ LatencyHistogram::Snapshot LatencyHistogram::snapshot() const {
 }
 
 double LatencyHistogram::UpperBound(int i) {
-  return static_cast<double>(kFirstBoundNs << i) * 1e-9;
+  return static_cast<double>(kFirstBoundNs << i) / 1e9;
 }
 
 }  // namespace kvtier

@@ -76,7 +76,7 @@ absl::Status BadValue(const ConfigField& field, std::string_view text) {
 
 // Exact, so that what is printed can be read back.
 std::string NumberText(uint64_t value, Unit unit) {
-  const std::string bytes = FormatBytes(value);
+  const std::string bytes = value == 0 ? "0" : FormatBytes(value);
   return unit == Unit::kBytes && bytes.find(' ') == std::string::npos ? bytes : absl::StrCat(value);
 }
 
