@@ -50,14 +50,14 @@ struct BreakerOptions {
 };
 
 struct ClientOptions {
-  std::string address;  // "unix:/path" or "host:port"
+  std::string address = {};  // "unix:/path" or "host:port"
   // Deadlines, each for the whole call with its retries.
   Duration connect_deadline = std::chrono::seconds(2);
   Duration lookup_deadline = std::chrono::milliseconds(250);  // Lookup, Release, Renew
   Duration register_deadline = std::chrono::seconds(2);
   Duration transfer_deadline = std::chrono::seconds(30);  // Fetch, Store
   int retries = 2;  // after UNAVAILABLE, within the deadline; every call is idempotent
-  BreakerOptions breaker;
+  BreakerOptions breaker = {};
   const Clock* clock = nullptr;  // for the breaker; null = real time; must outlive the client
 };
 
@@ -72,23 +72,25 @@ struct TierRoom {
 
 // What RegisterModel tells.
 struct RegisteredModel {
-  ModelId id;
+  ModelId id = {};
   uint32_t block_tokens = 0;
   uint32_t layer_groups = 1;
   uint32_t tensor_parallel = 1;
-  std::vector<uint64_t> part_bytes;  // group-major: part (g, r) is element g * tensor_parallel + r
+  std::vector<uint64_t> part_bytes =
+      {};                            // group-major: part (g, r) is element g * tensor_parallel + r
   uint64_t block_bytes = 0;          // their sum
-  std::vector<TierRoom> tiers;       // the tiers that are on
+  std::vector<TierRoom> tiers = {};  // the tiers that are on
 };
 
 // A prompt, from its first token. Owns nothing but the namespace: what it points at must live until
 // the call returns. Either tokens or engine_hashes, never both; a partial last block is ignored.
 struct Prompt {
-  ModelId model;
-  Namespace name;
-  std::span<const uint32_t> tokens;
-  std::span<const std::string> engine_hashes;  // one per full block, one length from 8 to 64 bytes
-  std::span<const MediaSpan> media;            // only with tokens
+  ModelId model = {};
+  Namespace name = {};
+  std::span<const uint32_t> tokens = {};
+  std::span<const std::string> engine_hashes =
+      {};                                 // one per full block, one length from 8 to 64 bytes
+  std::span<const MediaSpan> media = {};  // only with tokens
 };
 
 // The piece of a block that one layer group and one tensor-parallel rank own.
@@ -133,8 +135,8 @@ class Lease {
 };
 
 struct LookupParams {
-  Duration lease = Duration::zero();    // zero = none; else 1 ms to 10 min
-  std::optional<CacheTier> promote_to;  // start moving what is found up to this tier
+  Duration lease = Duration::zero();         // zero = none; else 1 ms to 10 min
+  std::optional<CacheTier> promote_to = {};  // start moving what is found up to this tier
 };
 
 struct TierSpan {
@@ -144,18 +146,18 @@ struct TierSpan {
 
 // The longest cached prefix.
 struct PrefixMatch {
-  uint32_t blocks = 0;                 // leading blocks present with all parts
-  uint32_t tokens = 0;                 // blocks * block_tokens
-  std::vector<TierSpan> runs;          // best tier of each of them, run-length coded, in order
-  std::vector<uint32_t> group_blocks;  // leading blocks by layer group
-  Lease lease;                         // empty when none was asked for or nothing was found
+  uint32_t blocks = 0;                      // leading blocks present with all parts
+  uint32_t tokens = 0;                      // blocks * block_tokens
+  std::vector<TierSpan> runs = {};          // best tier of each of them, run-length coded, in order
+  std::vector<uint32_t> group_blocks = {};  // leading blocks by layer group
+  Lease lease;                              // empty when none was asked for or nothing was found
 };
 
 // Blocks [first_block, last_block), counted from the prompt's first block, of one part.
 struct FetchParams {
   uint32_t first_block = 0;
   uint32_t last_block = 0;
-  PartIndex part;
+  PartIndex part = {};
   bool allow_gaps =
       false;  // go on after a miss; otherwise all blocks after the first miss are misses
 };
@@ -178,7 +180,7 @@ struct PieceView {
   uint32_t block = 0;       // from the prompt's first block
   uint64_t offset = 0;      // within the part; ascending and gapless within a block
   uint64_t part_bytes = 0;  // of the whole part
-  std::span<const std::byte> bytes;
+  std::span<const std::byte> bytes = {};
 };
 using PieceVisitor = std::function<void(const PieceView&)>;
 
@@ -186,11 +188,11 @@ enum class StoreDurability : uint8_t { kAccepted = 1, kDurable = 2 };  // in RAM
 
 struct StoreParams {
   uint32_t first_block = 0;  // payloads[i] is block first_block + i
-  PartIndex part;
+  PartIndex part = {};
   StoreDurability durability = StoreDurability::kAccepted;
   // The first block that is not held yet, when the caller knows it from its own Lookup. Without it
   // Store asks first. Blocks before it are not sent.
-  std::optional<uint32_t> first_missing;
+  std::optional<uint32_t> first_missing = {};
 };
 
 enum class StoreVerdict : uint8_t { kRejected = 0, kStored = 1, kAlreadyPresent = 2 };

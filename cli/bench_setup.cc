@@ -1,0 +1,117 @@
+#include "cli/bench_setup.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <random>
+
+namespace kvtier::cli {
+namespace {
+
+constexpr const char* kDaemonMemory = "1GiB";
+
+absl::StatusOr<std::string> DaemonPath(const std::string& own_path) {
+  const std::filesystem::path path = std::filesystem::path(own_path).parent_path() / "kvtierd";
+  if (access(path.c_str(), X_OK) == 0) return path.string();
+  return absl::NotFoundError(absl::StrCat(path.string(),
+                                          " is not there: build it, install it beside "
+                                          "this program, or name a running daemon with --server"));
+}
+
+// A loopback address that is free now.
+absl::StatusOr<std::string> FreeLoopbackAddress() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  close(fd);
+  if (!bound) return absl::UnavailableError("no free port on 127.0.0.1");
+  return absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+}
+
+// Connects while the child takes its memory; gives up early when it ends.
+absl::StatusOr<std::unique_ptr<Client>> WaitForDaemon(const std::string& address,
+                                                      bench::ChildProcess* daemon) {
+  absl::Status last;
+  for (int second = 0; second < 60; ++second) {
+    KVTIER_RETURN_IF_ERROR(daemon->CheckRunning());
+    ClientOptions options;
+    options.address = address;
+    options.connect_deadline = std::chrono::seconds(1);
+    absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(options);
+    if (client.ok()) return client;
+    last = client.status();
+  }
+  return last;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BenchSetup>> BenchSetup::Start(const BenchOptions& options,
+                                                              const Output& output) {
+  bench::KeepFreedMemory();
+  std::unique_ptr<BenchSetup> setup(new BenchSetup(options, output));
+  KVTIER_ASSIGN_OR_RETURN(const std::string own_path, bench::OwnPath());
+  KVTIER_ASSIGN_OR_RETURN(setup->directory_, bench::TemporaryDirectory::Make());
+  KVTIER_RETURN_IF_ERROR(setup->StartDaemon(own_path));
+  KVTIER_RETURN_IF_ERROR(setup->StartCeilingServer(own_path));
+  return setup;
+}
+
+absl::Status BenchSetup::StartDaemon(const std::string& own_path) {
+  if (!options_.server.empty()) {
+    daemon_address_ = options_.server;
+    return ConnectClient().status();
+  }
+  KVTIER_ASSIGN_OR_RETURN(const std::string daemon_path, DaemonPath(own_path));
+  daemon_address_ = "unix:" + directory_->path() + "/kvtier.sock";
+  output_.Progress(absl::StrCat("bench: starting ", daemon_path, " with ", kDaemonMemory,
+                                " of RAM in ", directory_->path()));
+  KVTIER_ASSIGN_OR_RETURN(
+      daemon_, bench::ChildProcess::Start({daemon_path, "--data-dir", directory_->path() + "/data",
+                                           "--listen", daemon_address_, "--ram-bytes",
+                                           kDaemonMemory, "--log-level", "warning"}));
+  return WaitForDaemon(daemon_address_, daemon_.get()).status();
+}
+
+absl::Status BenchSetup::StartCeilingServer(const std::string& own_path) {
+  ceiling_address_ = "unix:" + directory_->path() + "/ceiling.sock";
+  if (daemon_address_.rfind("unix:", 0) != 0) {
+    KVTIER_ASSIGN_OR_RETURN(ceiling_address_, FreeLoopbackAddress());
+  }
+  KVTIER_ASSIGN_OR_RETURN(
+      ceiling_server_,
+      bench::ChildProcess::Start({own_path, kCeilingServerCommand, "--address", ceiling_address_}));
+  return ConnectCeiling().status();
+}
+
+absl::StatusOr<std::unique_ptr<Client>> BenchSetup::ConnectClient() const {
+  ClientOptions options;
+  options.address = daemon_address_;
+  // What takes longer than an engine would wait is still a figure.
+  options.lookup_deadline = std::chrono::seconds(10);
+  return Client::Connect(options);
+}
+
+absl::StatusOr<std::unique_ptr<bench::CeilingClient>> BenchSetup::ConnectCeiling() const {
+  return bench::CeilingClient::Connect(ceiling_address_);
+}
+
+Namespace BenchSetup::FreshNamespace() const {
+  std::random_device random;
+  return Namespace{absl::StrCat("bench-", random(), "-", random()), "", ""};
+}
+
+absl::Status BenchSetup::Stop() {
+  KVTIER_RETURN_IF_ERROR(ceiling_server_->Stop());
+  if (daemon_ == nullptr) return absl::OkStatus();
+  return daemon_->Stop();
+}
+
+}  // namespace kvtier::cli

@@ -1,0 +1,57 @@
+// The processes that a benchmark talks to: a kvtierd and the ceiling server beside it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "bench/ceilings.h"
+#include "bench/child_process.h"
+#include "cli/json_output.h"
+#include "common/status.h"
+#include "kvtier/client.h"
+
+namespace kvtier::cli {
+
+inline constexpr const char* kCeilingServerCommand = "bench-ceiling-server";
+
+struct BenchOptions {
+  std::string server;  // empty: a private kvtierd
+  int rounds = 7;
+  int clients = 4;  // of the rows with several clients
+  uint64_t index_blocks = 1'000'000;
+};
+
+// Not thread-safe.
+class BenchSetup {
+ public:
+  // Starts what is needed and waits for it. The daemon of --server must run on this host: what it
+  // is compared with does.
+  static absl::StatusOr<std::unique_ptr<BenchSetup>> Start(const BenchOptions& options,
+                                                           const Output& output);
+
+  const BenchOptions& options() const { return options_; }
+  const Output& output() const { return output_; }
+  absl::StatusOr<std::unique_ptr<Client>> ConnectClient() const;
+  absl::StatusOr<std::unique_ptr<bench::CeilingClient>> ConnectCeiling() const;
+  // A namespace that no earlier run has used.
+  Namespace FreshNamespace() const;
+  // Stops the private daemon. An error when it did not end well.
+  absl::Status Stop();
+
+ private:
+  BenchSetup(const BenchOptions& options, const Output& output)
+      : options_(options), output_(output) {}
+  absl::Status StartDaemon(const std::string& own_path);
+  absl::Status StartCeilingServer(const std::string& own_path);
+
+  const BenchOptions options_;
+  const Output& output_;
+  std::string daemon_address_;
+  std::string ceiling_address_;
+  std::unique_ptr<bench::TemporaryDirectory> directory_;
+  std::unique_ptr<bench::ChildProcess> daemon_;  // null with --server
+  std::unique_ptr<bench::ChildProcess> ceiling_server_;
+};
+
+}  // namespace kvtier::cli

@@ -1,0 +1,270 @@
+#include "cli/bench_transfer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "common/block_key.h"
+#include "common/executor.h"
+#include "common/mutex.h"
+
+namespace kvtier::cli {
+namespace {
+
+using bench::kTransferBlock;
+using bench::kTransferBlocks;
+using bench::kTransferBytes;
+using bench::Receiver;
+using bench::WarmMemory;
+
+constexpr uint32_t kBlockTokens = 16;
+constexpr double kFetchTarget = 0.85;
+constexpr double kStoreTarget = 0.75;
+
+constexpr const char* kDrops = "bare stream, dropped";
+constexpr const char* kCopies = "bare stream, copied";
+
+ModelSpec TransferModel() {
+  ModelSpec spec;
+  spec.name = "kvtier-bench-transfer";
+  spec.block_tokens = kBlockTokens;
+  spec.pack_order = PackOrder::kOpaque;
+  spec.layout_fingerprint = "bench";
+  spec.explicit_part_bytes = {kTransferBlock};
+  return spec;
+}
+
+// One client with its connection to both servers, its payload and its buffers.
+class Worker {
+ public:
+  static absl::StatusOr<std::unique_ptr<Worker>> Make(const BenchSetup& setup, uint32_t number) {
+    std::unique_ptr<Worker> worker(new Worker(number));
+    KVTIER_ASSIGN_OR_RETURN(worker->client_, setup.ConnectClient());
+    KVTIER_ASSIGN_OR_RETURN(worker->ceiling_, setup.ConnectCeiling());
+    KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model,
+                            worker->client_->RegisterModel(TransferModel()));
+    worker->prompt_.model = model.id;
+    worker->prompt_.name = setup.FreshNamespace();
+    return worker;
+  }
+
+  // Another prompt: nothing of it is held.
+  void NextPrompt() {
+    ++serial_;
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      tokens_[i] = static_cast<uint32_t>((i + 1) * 2654435761u) ^ (serial_ << 8 | number_);
+    }
+    prompt_.tokens = tokens_;
+  }
+
+  absl::Status Store() {
+    KVTIER_ASSIGN_OR_RETURN(const StoreReport report, client_->Store(prompt_, {}, payloads_));
+    for (size_t i = 0; i < report.blocks.size(); ++i) {
+      if (report.blocks[i].verdict != StoreVerdict::kStored) {
+        return absl::InternalError(absl::StrCat(
+            "block ", i, " was not stored: verdict ", static_cast<int>(report.blocks[i].verdict),
+            ", refusal ", static_cast<int>(report.blocks[i].refusal)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Fetch() { return CheckWhole(client_->Fetch(prompt_, Whole(), buffers_)); }
+
+  absl::Status FetchViews() {
+    uint64_t bytes = 0;
+    KVTIER_RETURN_IF_ERROR(CheckWhole(client_->FetchViews(
+        prompt_, Whole(), [&bytes](const PieceView& piece) { bytes += piece.bytes.size(); })));
+    if (bytes == kTransferBytes) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(bytes, " bytes were seen"));
+  }
+
+  // What was fetched is what was stored.
+  absl::Status Compare() {
+    if (std::memcmp(from_.data(), to_.data(), kTransferBytes) == 0) return absl::OkStatus();
+    return absl::DataLossError("wrong bytes were fetched");
+  }
+
+  absl::Status BareDown(Receiver receiver) {
+    return ceiling_->StreamDown(kTransferBytes, receiver);
+  }
+  absl::Status BareUp(Receiver receiver) { return ceiling_->StreamUp(kTransferBytes, receiver); }
+  double CopySeconds() { return bench::MemcpySeconds(from_, to_); }
+
+ private:
+  explicit Worker(uint32_t number)
+      : number_(number),
+        tokens_(kTransferBlocks * kBlockTokens),
+        from_(kTransferBytes),
+        to_(kTransferBytes) {
+    for (uint64_t i = 0; i < kTransferBlocks; ++i) {
+      std::memset(from_.block(i).data(), static_cast<int>(i + 17 * number + 1), kTransferBlock);
+      payloads_.push_back(from_.block(i));
+      buffers_.push_back(to_.block(i));
+    }
+    NextPrompt();
+  }
+
+  static FetchParams Whole() { return {.last_block = static_cast<uint32_t>(kTransferBlocks)}; }
+
+  static absl::Status CheckWhole(const absl::StatusOr<FetchReport>& report) {
+    KVTIER_RETURN_IF_ERROR(report.status());
+    if (report->leading == kTransferBlocks) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat("block ", report->leading, " was missed"));
+  }
+
+  const uint32_t number_;
+  uint32_t serial_ = 0;
+  std::vector<uint32_t> tokens_;
+  WarmMemory from_;
+  WarmMemory to_;
+  std::vector<std::span<const std::byte>> payloads_;
+  std::vector<std::span<std::byte>> buffers_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<bench::CeilingClient> ceiling_;
+  Prompt prompt_;
+};
+
+using Work = std::function<absl::Status(Worker&)>;
+
+// The workers of a row, each on a thread of its own.
+class Crew {
+ public:
+  static absl::StatusOr<std::unique_ptr<Crew>> Make(const BenchSetup& setup, int size) {
+    std::unique_ptr<Crew> crew(new Crew(size));
+    for (int i = 0; i < size; ++i) {
+      KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Make(setup, i));
+      crew->workers_.push_back(std::move(worker));
+    }
+    return crew;
+  }
+
+  // All do it at the same time; GB/s from the first start to the last end.
+  absl::StatusOr<double> Rate(const Work& work) {
+    const auto start = std::chrono::steady_clock::now();
+    for (const std::unique_ptr<Worker>& worker : workers_) {
+      pool_.Run([this, &work, &worker] { Done(work(*worker)); });
+    }
+    const absl::Status status = WaitForAll();
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    KVTIER_RETURN_IF_ERROR(status);
+    return static_cast<double>(kTransferBytes * workers_.size()) / taken.count() / 1e9;
+  }
+  absl::Status Do(const Work& work) { return Rate(work).status(); }
+
+  Worker& first() { return *workers_.front(); }
+
+ private:
+  explicit Crew(int size) : pool_(size) {}
+
+  void Done(const absl::Status& status) {
+    MutexLock lock(mutex_);
+    ++done_;
+    status_.Update(status);
+    all_done_.NotifyOne();
+  }
+  absl::Status WaitForAll() {
+    MutexLock lock(mutex_);
+    while (done_ < workers_.size()) all_done_.Wait(mutex_);
+    done_ = 0;
+    return std::exchange(status_, absl::OkStatus());
+  }
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+  Mutex mutex_;
+  CondVar all_done_;
+  size_t done_ KVTIER_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ KVTIER_GUARDED_BY(mutex_);
+  ThreadPool pool_;  // last: its threads end first
+};
+
+// One thing that is measured.
+struct Arm {
+  std::string name;
+  Work work;
+  std::vector<double> rates;
+};
+
+// All arms by turns, so that a slow phase of the machine meets all of them; the first round warms
+// up.
+absl::Status RunArms(const BenchSetup& setup, Crew& crew, const Work& before_round,
+                     std::vector<Arm>* arms) {
+  for (int round = -1; round < setup.options().rounds; ++round) {
+    KVTIER_RETURN_IF_ERROR(crew.Do(before_round));
+    for (Arm& arm : *arms) {
+      KVTIER_ASSIGN_OR_RETURN(const double rate, crew.Rate(arm.work));
+      if (round >= 0) arm.rates.push_back(rate);
+    }
+    setup.output().Progress(
+        absl::StrCat("bench: round ", round + 1, " of ", setup.options().rounds));
+  }
+  return absl::OkStatus();
+}
+
+void AddMemcpy(Crew& crew, int rounds, BenchReport* report) {
+  std::vector<double> rates;
+  for (int round = 0; round < rounds; ++round) {
+    rates.push_back(static_cast<double>(kTransferBytes) / crew.first().CopySeconds() / 1e9);
+  }
+  report->AddFact("memcpy", Median(rates), "GB/s");
+}
+
+absl::Status FetchRows(BenchSetup& setup, int clients, const std::string& suffix,
+                       BenchReport* report) {
+  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<Crew> crew, Crew::Make(setup, clients));
+  KVTIER_RETURN_IF_ERROR(crew->Do([](Worker& worker) { return worker.Store(); }));
+  KVTIER_RETURN_IF_ERROR(crew->Do([](Worker& worker) { return worker.Fetch(); }));
+  KVTIER_RETURN_IF_ERROR(crew->Do([](Worker& worker) { return worker.Compare(); }));
+  std::vector<Arm> arms = {
+      {"drop", [](Worker& worker) { return worker.BareDown(Receiver::kDrops); }, {}},
+      {"view", [](Worker& worker) { return worker.FetchViews(); }, {}},
+      {"copy", [](Worker& worker) { return worker.BareDown(Receiver::kCopies); }, {}},
+      {"fetch", [](Worker& worker) { return worker.Fetch(); }, {}},
+  };
+  const Work nothing = [](Worker&) { return absl::OkStatus(); };
+  KVTIER_RETURN_IF_ERROR(RunArms(setup, *crew, nothing, &arms));
+  report->AddRate("fetch" + suffix, arms[3].rates, kCopies, arms[2].rates, kFetchTarget);
+  report->AddRate("fetch" + suffix + "_of_drop", arms[3].rates, kDrops, arms[0].rates, 0);
+  report->AddRate("fetch_view" + suffix, arms[1].rates, kDrops, arms[0].rates, kFetchTarget);
+  if (clients == 1) AddMemcpy(*crew, setup.options().rounds, report);
+  return absl::OkStatus();
+}
+
+absl::Status StoreRows(BenchSetup& setup, int clients, const std::string& suffix,
+                       BenchReport* report) {
+  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<Crew> crew, Crew::Make(setup, clients));
+  std::vector<Arm> arms = {
+      {"drop", [](Worker& worker) { return worker.BareUp(Receiver::kDrops); }, {}},
+      {"copy", [](Worker& worker) { return worker.BareUp(Receiver::kCopies); }, {}},
+      {"store", [](Worker& worker) { return worker.Store(); }, {}},
+  };
+  const Work fresh = [](Worker& worker) {
+    worker.NextPrompt();
+    return absl::OkStatus();
+  };
+  KVTIER_RETURN_IF_ERROR(RunArms(setup, *crew, fresh, &arms));
+  report->AddRate("store" + suffix, arms[2].rates, kCopies, arms[1].rates, kStoreTarget);
+  report->AddRate("store" + suffix + "_of_drop", arms[2].rates, kDrops, arms[0].rates, 0);
+  if (clients == 1) AddMemcpy(*crew, setup.options().rounds, report);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status BenchFetch(BenchSetup& setup, BenchReport* report) {
+  KVTIER_RETURN_IF_ERROR(FetchRows(setup, 1, "", report));
+  const int clients = setup.options().clients;
+  if (clients == 1) return absl::OkStatus();
+  return FetchRows(setup, clients, absl::StrCat("_", clients, "_clients"), report);
+}
+
+absl::Status BenchStore(BenchSetup& setup, BenchReport* report) {
+  KVTIER_RETURN_IF_ERROR(StoreRows(setup, 1, "", report));
+  const int clients = setup.options().clients;
+  if (clients == 1) return absl::OkStatus();
+  return StoreRows(setup, clients, absl::StrCat("_", clients, "_clients"), report);
+}
+
+}  // namespace kvtier::cli
