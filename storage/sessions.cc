@@ -32,7 +32,7 @@ StoreSession::~StoreSession() {
   manager_->Erase(erasures);
 }
 
-bool StoreSession::WouldBlock() const { return manager_->LowerTier(TierKind::kRam).has_value(); }
+bool StoreSession::WouldBlock() const { return manager_->ssd_ != nullptr; }
 
 bool StoreSession::Reserve(uint32_t index, TimePoint deadline) {
   Block& block = blocks_[index - first_];

@@ -280,14 +280,11 @@ class TierManager {
   bool MakeRoom(TierKind tier, uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool EvictOldest(TierKind tier, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool NeedsDemotionLocked(EntryId block, TierKind tier) const KVTIER_REQUIRES(mutex_);
-  std::vector<EntryId> TakeForDemotionLocked(EntryId oldest, TierKind tier) KVTIER_REQUIRES(mutex_);
-  std::optional<TierKind> LowerTier(TierKind tier) const;
+  std::vector<EntryId> TakeForDemotionLocked(EntryId oldest) KVTIER_REQUIRES(mutex_);
+  void LeaveTierLocked(EntryId block, TierKind tier, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   void CollectMovesLocked(EntryId block, TierKind from, TierKind to, std::vector<Move>* moves) const
       KVTIER_REQUIRES(mutex_);
-  void Demote(TierKind from, TierKind to, const std::vector<EntryId>& blocks, TimePoint deadline)
-      KVTIER_EXCLUDES(mutex_);
-  std::vector<Location> CopyDown(TierKind from, TierKind to, std::span<const Move> moves,
-                                 TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  void Demote(const std::vector<EntryId>& blocks, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   Location WriteWithRoom(TierKind to, WriteOp op, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   absl::StatusOr<PartView> ReadPart(EntryId block, uint16_t part,
                                     const std::shared_ptr<const PinSet>& pins, TimePoint deadline)
@@ -298,7 +295,7 @@ class TierManager {
       KVTIER_EXCLUDES(mutex_);
   void Promote(const std::shared_ptr<const PinSet>& pins, uint32_t blocks, TierKind to)
       KVTIER_EXCLUDES(mutex_);
-  void PromoteToGpu(EntryId block, uint16_t part, const PartView& view) KVTIER_EXCLUDES(mutex_);
+  bool PromoteToGpu(EntryId block, uint16_t part, const PartView& view) KVTIER_EXCLUDES(mutex_);
   MemoryTier* memory_tier(TierKind tier) const;
   bool MarkMoving(TierKind kind, SlotPool::Drain* drain) KVTIER_EXCLUDES(mutex_);
   bool DrainExtent(TierKind tier, uint64_t wanted_bytes) KVTIER_EXCLUDES(mutex_);

@@ -9,8 +9,8 @@
 namespace kvtier {
 namespace {
 
-// Blocks demoted together: enough to fill a batch of the SSD tier, but never more than a small share of
-// the tier they leave.
+// Blocks demoted together: enough to fill a batch of the SSD tier, but never more than a small
+// share of the tier they leave.
 constexpr uint64_t kDemotionBatch = 32;
 constexpr uint64_t kDemotionShare = 64;
 // Promotions that may wait for a thread; more are dropped, as they are only hints.
@@ -26,13 +26,6 @@ uint16_t OwnerPart(SlotPool::OwnerTag owner) { return static_cast<uint16_t>(owne
 
 MemoryTier* TierManager::memory_tier(TierKind kind) const {
   return kind == TierKind::kGpu ? gpu_.get() : kind == TierKind::kRam ? ram_.get() : nullptr;
-}
-
-std::optional<TierKind> TierManager::LowerTier(TierKind kind) const {
-  for (int t = static_cast<int>(kind) + 1; t < kTiers; ++t) {
-    if (tiers_[t] != nullptr) return static_cast<TierKind>(t);
-  }
-  return std::nullopt;
 }
 
 // --- Making room
@@ -52,25 +45,33 @@ bool TierManager::MakeRoom(TierKind kind, uint64_t bytes, TimePoint deadline) {
   return EvictOldest(kind, deadline);
 }
 
+// RAM is what the SSD is behind. The GPU tier holds copies only of what RAM or SSD holds too, so
+// leaving it costs nothing.
 bool TierManager::NeedsDemotionLocked(EntryId block, TierKind kind) const {
-  const std::optional<TierKind> lower = LowerTier(kind);
-  if (!lower.has_value() || !index_.entry(block).complete()) return false;
-  for (const PartState& part : index_.parts(block)) {
-    bool below = false;
-    for (int t = static_cast<int>(*lower); t < kTiers; ++t) below |= part.at[t] != kNoLocation;
-    if (!below) return true;
+  return kind == TierKind::kRam && ssd_ != nullptr && index_.entry(block).complete() &&
+         !index_.CompleteIn(block, TierKind::kSsd);
+}
+
+// A block that leaves RAM and is not on SSD leaves the GPU tier with it: what is left would be the
+// only copy, in an order that knows nothing of its ancestors.
+void TierManager::LeaveTierLocked(EntryId block, TierKind kind, Erasures* erasures) {
+  DropFromTierLocked(block, kind, erasures);
+  ++counts_.tiers[static_cast<int>(kind)].evictions;
+  if (kind != TierKind::kGpu && !index_.AnyIn(block, TierKind::kRam) &&
+      !index_.CompleteIn(block, TierKind::kSsd)) {
+    DropFromTierLocked(block, TierKind::kGpu, erasures);
   }
-  return false;
+  SettleLocked(block, erasures);
 }
 
 // The block and those after it in the order, as far as they too must be copied down.
-std::vector<EntryId> TierManager::TakeForDemotionLocked(EntryId oldest, TierKind kind) {
+std::vector<EntryId> TierManager::TakeForDemotionLocked(EntryId oldest) {
   const uint64_t most =
-      std::clamp<uint64_t>(index_.complete_in(kind) / kDemotionShare, 1, kDemotionBatch);
+      std::clamp<uint64_t>(index_.complete_in(TierKind::kRam) / kDemotionShare, 1, kDemotionBatch);
   std::vector<EntryId> blocks;
   for (EntryId block = oldest; block != kNoEntry && blocks.size() < most;
-       block = index_.NextNewer(block, kind)) {
-    if (index_.entry(block).in_use() || !NeedsDemotionLocked(block, kind)) break;
+       block = index_.NextNewer(block, TierKind::kRam)) {
+    if (index_.entry(block).in_use() || !NeedsDemotionLocked(block, TierKind::kRam)) break;
     index_.entry(block).moving = true;
     blocks.push_back(block);
   }
@@ -85,16 +86,14 @@ bool TierManager::EvictOldest(TierKind kind, TimePoint deadline) {
     EntryId block = index_.oldest(kind);
     while (block != kNoEntry && index_.entry(block).in_use()) block = index_.NextNewer(block, kind);
     if (block == kNoEntry) return false;
-    if (!NeedsDemotionLocked(block, kind)) {
-      DropFromTierLocked(block, kind, &erasures);
-      ++counts_.tiers[static_cast<int>(kind)].evictions;
-      SettleLocked(block, &erasures);
+    if (NeedsDemotionLocked(block, kind)) {
+      demoted = TakeForDemotionLocked(block);
     } else {
-      demoted = TakeForDemotionLocked(block, kind);
+      LeaveTierLocked(block, kind, &erasures);
     }
   }
   Erase(erasures);
-  if (!demoted.empty()) Demote(kind, *LowerTier(kind), demoted, deadline);
+  if (!demoted.empty()) Demote(demoted, deadline);
   return true;
 }
 
@@ -133,59 +132,40 @@ Location TierManager::WriteWithRoom(TierKind to, WriteOp op, TimePoint deadline)
   return kNoLocation;
 }
 
-std::vector<Location> TierManager::CopyDown(TierKind from, TierKind to, std::span<const Move> moves,
-                                            TimePoint deadline) {
-  std::vector<Location> out(moves.size(), kNoLocation);
-  for (size_t i = 0; i < moves.size(); ++i) {
-    const Move& move = moves[i];
-    if (to == TierKind::kRam) {
-      Slot slot = AllocateInRam(move.bytes, deadline);
-      if (!slot) continue;
-      ReadOp op{move.id, move.from, move.checksum, slot.bytes(), absl::OkStatus()};
-      tier(from)->Read(std::span(&op, 1), deadline);
-      if (op.status.ok()) out[i] = ram_->Commit(std::move(slot), ToOwner(move.block, move.part));
-      continue;
+// RAM to SSD. The blocks are marked moving. Those that nobody pinned meanwhile leave RAM, copied or
+// not: room is needed, and a cache may lose what it cannot write.
+void TierManager::Demote(const std::vector<EntryId>& blocks, TimePoint deadline) {
+  std::vector<Move> moves;
+  {
+    MutexLock lock(mutex_);
+    for (EntryId block : blocks) {
+      CollectMovesLocked(block, TierKind::kRam, TierKind::kSsd, &moves);
     }
+  }
+  std::vector<Location> copies;
+  for (const Move& move : moves) {
     WriteOp op;
     op.id = move.id;
     op.from = ram_->Bytes(move.from).first(move.bytes);
     op.checksum = move.checksum;
     op.owner = ToOwner(move.block, move.part);
-    out[i] = WriteWithRoom(to, std::move(op), deadline);
+    copies.push_back(WriteWithRoom(TierKind::kSsd, std::move(op), deadline));
   }
-  return out;
-}
-
-// `blocks` are marked moving. Those that nobody pinned meanwhile leave `from`, copied or not: room
-// is needed, and a cache may lose what it cannot write.
-void TierManager::Demote(TierKind from, TierKind to, const std::vector<EntryId>& blocks,
-                         TimePoint deadline) {
-  std::vector<Move> moves;
-  {
-    MutexLock lock(mutex_);
-    for (EntryId block : blocks) CollectMovesLocked(block, from, to, &moves);
-  }
-  const std::vector<Location> copies = CopyDown(from, to, moves, deadline);
   Erasures erasures;
   {
     MutexLock lock(mutex_);
-    TierStats& source = counts_.tiers[static_cast<int>(from)];
-    TierStats& target = counts_.tiers[static_cast<int>(to)];
+    TierStats& ssd = counts_.tiers[static_cast<int>(TierKind::kSsd)];
     for (size_t i = 0; i < moves.size(); ++i) {
       if (copies[i] == kNoLocation) continue;
-      SetLocationLocked(moves[i].block, moves[i].part, to, copies[i]);
-      target.bytes_written += moves[i].bytes;
-      source.bytes_read += moves[i].bytes;
+      SetLocationLocked(moves[i].block, moves[i].part, TierKind::kSsd, copies[i]);
+      ssd.bytes_written += moves[i].bytes;
+      counts_.tiers[static_cast<int>(TierKind::kRam)].bytes_read += moves[i].bytes;
     }
     for (EntryId block : blocks) {
-      Entry& entry = index_.entry(block);
-      entry.moving = false;
-      target.demotions += index_.CompleteIn(block, to);
-      if (!entry.in_use()) {
-        DropFromTierLocked(block, from, &erasures);
-        ++source.evictions;
-      }
-      SettleLocked(block, &erasures);
+      index_.entry(block).moving = false;
+      ssd.demotions += index_.CompleteIn(block, TierKind::kSsd);
+      if (index_.entry(block).in_use()) continue;  // somebody wants it after all
+      LeaveTierLocked(block, TierKind::kRam, &erasures);
     }
   }
   Erase(erasures);
@@ -302,19 +282,20 @@ void TierManager::Promote(const std::shared_ptr<const PinSet>& pins, uint32_t bl
       const absl::StatusOr<PartView> view =
           ReadPart(block, part, pins, clock_->Now() + kBackgroundLimit);
       if (!view.ok()) return;
-      if (to == TierKind::kGpu) PromoteToGpu(block, part, *view);
+      // Not past a block that found no room: a child must not outlive its parent up there.
+      if (to == TierKind::kGpu && !PromoteToGpu(block, part, *view)) return;
     }
   }
 }
 
-void TierManager::PromoteToGpu(EntryId block, uint16_t part, const PartView& view) {
+bool TierManager::PromoteToGpu(EntryId block, uint16_t part, const PartView& view) {
   WriteOp op;
   op.from = view.bytes;
   op.checksum = view.checksum;
   op.owner = ToOwner(block, part);
   const TimePoint deadline = clock_->Now() + kBackgroundLimit;
   const Location at = WriteWithRoom(TierKind::kGpu, std::move(op), deadline);
-  if (at == kNoLocation) return;
+  if (at == kNoLocation) return false;
   Erasures erasures;
   {
     MutexLock lock(mutex_);
@@ -328,6 +309,7 @@ void TierManager::PromoteToGpu(EntryId block, uint16_t part, const PartView& vie
     }
   }
   Erase(erasures);
+  return true;
 }
 
 // --- Extents: moving live blocks together so that memory comes free

@@ -44,7 +44,8 @@ TEST(BlockIndexTest, MatchesAPrefixAndStopsWhereItEnds) {
   EXPECT_EQ(found, ids);
 }
 
-// The digest alone must never make a hit: each other field of the identity is changed under the same key.
+// The digest alone must never make a hit: each other field of the identity is changed under the
+// same key.
 TEST(BlockIndexTest, EqualKeyWithAnotherIdentityIsAMiss) {
   BlockIndex index;
   const Chain chain = MakeChain(1, 1);

@@ -9,10 +9,10 @@
 namespace kvtier {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using std::chrono::milliseconds;
 
 constexpr uint64_t kPart = 4096;
 constexpr auto kStored = StoreOutcome::kStored;
@@ -405,7 +405,8 @@ TEST_F(TierManagerTest, FetchLongerThanRamIsServedThroughBuffers) {
   PromptRef prompt = fixture_->Prompt(model_, tokens);
   PromptRef other = fixture_->Prompt(model_, tokens);
   const auto pinned_tokens = Tokens(4, 4);
-  const LookupResult pinned = LookupLeased(pinned_tokens, milliseconds(500));  // RAM is full of pins
+  const LookupResult pinned =
+      LookupLeased(pinned_tokens, milliseconds(500));  // RAM is full of pins
   ASSERT_EQ(pinned.blocks, 4u);
   auto fetch = manager().BeginFetch(prompt, 0, 4, 0);
   for (uint32_t block = 0; block < 4; ++block) {
@@ -424,8 +425,8 @@ TEST_F(TierManagerTest, LookupSaysWhichTierAndPromotes) {
   const auto tokens = Tokens(1, 4);
   PromptRef prompt = fixture_->Prompt(model_, tokens);
   auto result = manager().Lookup(prompt, {});
-  EXPECT_THAT(result->runs, ElementsAre(std::pair(TierKind::kRam, 2u),
-                                        std::pair(TierKind::kSsd, 2u)));
+  EXPECT_THAT(result->runs,
+              ElementsAre(std::pair(TierKind::kRam, 2u), std::pair(TierKind::kSsd, 2u)));
   for (TierKind target : {TierKind::kRam, TierKind::kGpu}) {
     prompt = fixture_->Prompt(model_, tokens);
     LookupOptions options;

@@ -100,8 +100,8 @@ uint32_t TierFixture::Found(const ModelSpec& model, const std::vector<uint32_t>&
   return result->blocks;
 }
 
-bool TierFixture::Fetch(const ModelSpec& model, const std::vector<uint32_t>& tokens,
-                        uint32_t block, uint32_t part, uint64_t serial, const Namespace& name) {
+bool TierFixture::Fetch(const ModelSpec& model, const std::vector<uint32_t>& tokens, uint32_t block,
+                        uint32_t part, uint64_t serial, const Namespace& name) {
   PromptRef prompt = Prompt(model, tokens, name);
   auto session = manager_->BeginFetch(prompt, block, block + 1, part);
   EXPECT_TRUE(session.ok()) << session.status();

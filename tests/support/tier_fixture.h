@@ -25,11 +25,13 @@ struct TierSizes {
 ModelSpec OpaqueModel(const std::string& name, std::vector<uint64_t> part_bytes,
                       uint32_t block_tokens = 4, uint32_t groups = 1);
 
-// `blocks` blocks of `block_tokens` tokens, told apart by `seed`; prompts with equal seeds share their prefix.
+// `blocks` blocks of `block_tokens` tokens, told apart by `seed`; prompts with equal seeds share
+// their prefix.
 std::vector<uint32_t> Tokens(uint32_t seed, uint32_t blocks, uint32_t block_tokens = 4);
 
 // Bytes that say whose they are: a function of the key, the part and a serial number.
-std::vector<std::byte> PayloadOf(const BlockKey& key, uint32_t part, uint64_t serial, uint64_t bytes);
+std::vector<std::byte> PayloadOf(const BlockKey& key, uint32_t part, uint64_t serial,
+                                 uint64_t bytes);
 
 class TierFixture {
  public:
@@ -54,8 +56,8 @@ class TierFixture {
                                   const Namespace& name = {});
   uint32_t Found(const ModelSpec& model, const std::vector<uint32_t>& tokens,
                  const Namespace& name = {});
-  // True when the part of that block is served and is PayloadOf(key, part, serial); false for a miss.
-  // Other bytes fail the test.
+  // True when the part of that block is served and is PayloadOf(key, part, serial); false for a
+  // miss. Other bytes fail the test.
   bool Fetch(const ModelSpec& model, const std::vector<uint32_t>& tokens, uint32_t block,
              uint32_t part = 0, uint64_t serial = 0, const Namespace& name = {});
 
