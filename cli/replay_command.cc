@@ -104,12 +104,16 @@ void AddTraceOptions(CLI::App* command, ReplayFlags* flags) {
 
 void AddReplayCommand(CLI::App& parent, Invocation* invocation) {
   CLI::App* command = AddCommand(
-      parent, "replay",
-      "Replay a request trace against a running kvtierd, checking every byte: each request looks "
-      "its prompt up, fetches what is there and stores the rest",
+      parent, "replay", "Replay a request trace against a running kvtierd and check every byte",
       "kvtier replay --server unix:./kvtier-data/kvtier.sock --trace chat.jsonl.zst "
       "--block-bytes 64KiB --json",
       invocation);
+  command->footer(
+      "Each request looks its prompt up, fetches what is there, checks every byte of it and stores "
+      "the\n"
+      "rest. The command fails when a byte was wrong or a block that was found could not be "
+      "fetched.\n" +
+      command->get_footer());
   auto flags = std::make_shared<ReplayFlags>();
   ReplayOptions& replay = flags->replay;
   replay.server = DefaultServerAddress();

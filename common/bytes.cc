@@ -56,9 +56,9 @@ std::string FormatBytes(uint64_t bytes) {
     ++unit;
   }
   if (bytes % scale == 0) return absl::StrCat(bytes / scale, kNames[unit]);
+  const double value = static_cast<double>(bytes) / static_cast<double>(scale);
   char text[32];
-  std::snprintf(text, sizeof(text), "%.3g %s",
-                static_cast<double>(bytes) / static_cast<double>(scale), kNames[unit]);
+  std::snprintf(text, sizeof(text), value < 999.5 ? "%.3g %s" : "%.0f %s", value, kNames[unit]);
   return text;
 }
 
