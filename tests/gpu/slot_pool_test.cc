@@ -17,6 +17,11 @@ constexpr uint64_t kKiB = 1024;
 constexpr uint64_t kMiB = 1024 * kKiB;
 constexpr uint64_t kGiB = 1024 * kMiB;
 
+// The smallest extent, and slots of which 16 make one.
+constexpr uint64_t kSmallExtent = 64 * kKiB;
+constexpr uint64_t kSmallSlot = 4 * kKiB;
+constexpr uint64_t kOtherSlot = 6 * kKiB;
+
 struct Size {
   uint64_t capacity;
   uint64_t bytes;
@@ -169,19 +174,19 @@ TEST(SlotPoolDeathTest, StopsWhenASlotIsFreedTwice) {
 
 TEST(SlotPoolTest, FillsTheFullestExtentFirst) {
   FakeDeviceMemory device;
-  SlotPool pool(&device, 4 * kMiB);
+  SlotPool pool(&device, 4 * kSmallExtent);
   PoolOwner owner(&pool, /*content=*/false);
-  owner.Fill(64 * kKiB);  // 4 extents of 16
+  owner.Fill(kSmallSlot);
   // Leaves extents with 1, 16, 8 and 16 taken.
   const uint32_t first = owner.entries().at(0).slot.extent;
   const uint32_t third = owner.entries().at(32).slot.extent;
   for (uint64_t tag = 1; tag < 16; ++tag) owner.Remove(tag);
   for (uint64_t tag = 32; tag < 40; ++tag) owner.Remove(tag);
   for (int i = 0; i < 8; ++i) {
-    ASSERT_TRUE(owner.Add(64 * kKiB));
+    ASSERT_TRUE(owner.Add(kSmallSlot));
     EXPECT_EQ(owner.entries().rbegin()->second.slot.extent, third);
   }
-  ASSERT_TRUE(owner.Add(64 * kKiB));
+  ASSERT_TRUE(owner.Add(kSmallSlot));
   EXPECT_EQ(owner.entries().rbegin()->second.slot.extent, first);
 }
 
@@ -341,101 +346,101 @@ TEST(SlotPoolResizeTest, ManyClassesShrinkWithoutLosingWhatFits) {
 class SlotPoolDrainTest : public testing::Test {
  protected:
   FakeDeviceMemory device_;
-  SlotPool pool_{&device_, 4 * kMiB};
+  SlotPool pool_{&device_, 4 * kSmallExtent};
   PoolOwner owner_{&pool_, /*content=*/false};
 };
 
 TEST_F(SlotPoolDrainTest, TakesTheExtentWithTheLeastToMove) {
-  owner_.Fill(64 * kKiB);
+  owner_.Fill(kSmallSlot);
   const uint32_t second = owner_.entries().at(16).slot.extent;
   for (uint64_t tag : {1, 2, 3, 17, 18, 19, 20, 21, 22, 33, 34, 35, 36, 50, 51, 52, 53}) {
     owner_.Remove(tag);
   }
-  const std::optional<SlotPool::Drain> drain = pool_.BeginDrain(100000);
+  const std::optional<SlotPool::Drain> drain = pool_.BeginDrain(kOtherSlot);
   ASSERT_TRUE(drain);
   EXPECT_EQ(drain->extent, second);
   EXPECT_EQ(drain->live.size(), 10u);
   for (const SlotPool::Drain::Live& live : drain->live) {
     EXPECT_EQ(owner_.entries().at(live.owner).slot, live.slot);
-    EXPECT_EQ(live.bytes, 64 * kKiB);
+    EXPECT_EQ(live.bytes, kSmallSlot);
   }
   // 11 free slots elsewhere, none of them in the draining extent.
   for (int i = 0; i < 11; ++i) {
-    ASSERT_TRUE(owner_.Add(64 * kKiB));
+    ASSERT_TRUE(owner_.Add(kSmallSlot));
     EXPECT_NE(owner_.entries().rbegin()->second.slot.extent, second);
   }
-  EXPECT_FALSE(owner_.Add(64 * kKiB));
+  EXPECT_FALSE(owner_.Add(kSmallSlot));
   pool_.CheckInvariants();
   pool_.EndDrain(drain->extent);  // not empty: serves again
-  EXPECT_EQ(owner_.Fill(64 * kKiB), 6u);
+  EXPECT_EQ(owner_.Fill(kSmallSlot), 6u);
   pool_.CheckInvariants();
 }
 
 TEST_F(SlotPoolDrainTest, IsNotOfferedWhereThereIsNoRoomToMove) {
-  owner_.Fill(64 * kKiB);
+  owner_.Fill(kSmallSlot);
   for (uint64_t tag = 0; tag < 64; tag += 5) owner_.Remove(tag);  // 13 free, extents have 16 slots
-  EXPECT_FALSE(pool_.BeginDrain(100000));
+  EXPECT_FALSE(pool_.BeginDrain(kOtherSlot));
   for (uint64_t tag = 1; tag < 16; tag += 5) owner_.Remove(tag);
-  EXPECT_TRUE(owner_.DrainOne(100000));
-  EXPECT_EQ(owner_.Fill(100000), kMiB / 100096);
+  EXPECT_TRUE(owner_.DrainOne(kOtherSlot));
+  EXPECT_EQ(owner_.Fill(kOtherSlot), kSmallExtent / kOtherSlot);
   pool_.CheckInvariants();
 }
 
 TEST_F(SlotPoolDrainTest, IsNotOfferedForTheWantedClassItself) {
-  owner_.Fill(64 * kKiB);
+  owner_.Fill(kSmallSlot);
   for (uint64_t tag = 0; tag < 64; tag += 2) owner_.Remove(tag);
-  EXPECT_FALSE(pool_.BeginDrain(64 * kKiB));
-  EXPECT_FALSE(pool_.BeginDrain(64 * kKiB - 5));  // the same stride
-  EXPECT_TRUE(owner_.DrainOne(64 * kKiB - 256));
+  EXPECT_FALSE(pool_.BeginDrain(kSmallSlot));
+  EXPECT_FALSE(pool_.BeginDrain(kSmallSlot - 5));  // the same stride
+  EXPECT_TRUE(owner_.DrainOne(kSmallSlot - 256));
 }
 
 TEST_F(SlotPoolDrainTest, LeavesExtentsAloneThatAreBeingFilled) {
   std::vector<Slot> filling;  // one in each extent
   for (int i = 0; i < 4; ++i) {
-    for (int slot = 0; slot < 15; ++slot) owner_.Add(64 * kKiB);
-    filling.push_back(pool_.Allocate(64 * kKiB));
+    for (int slot = 0; slot < 15; ++slot) owner_.Add(kSmallSlot);
+    filling.push_back(pool_.Allocate(kSmallSlot));
   }
   while (owner_.entries().size() > 4) owner_.RemoveOldest();
-  EXPECT_FALSE(pool_.BeginDrain(100000));
+  EXPECT_FALSE(pool_.BeginDrain(kOtherSlot));
   pool_.SetOwner(filling[2].id(), 7);
-  const std::optional<SlotPool::Drain> drain = pool_.BeginDrain(100000);
+  const std::optional<SlotPool::Drain> drain = pool_.BeginDrain(kOtherSlot);
   ASSERT_TRUE(drain);
   EXPECT_EQ(drain->extent, filling[2].id().extent);
   pool_.EndDrain(drain->extent);
   pool_.SetOwner(filling[2].id(), SlotPool::kNoOwner);
-  EXPECT_FALSE(pool_.BeginDrain(100000));
+  EXPECT_FALSE(pool_.BeginDrain(kOtherSlot));
 }
 
 TEST_F(SlotPoolDrainTest, FreedUnderDrainCounts) {
-  owner_.Fill(64 * kKiB);
+  owner_.Fill(kSmallSlot);
   while (owner_.entries().size() > 20) owner_.RemoveOldest();
-  const std::optional<SlotPool::Drain> drain = pool_.BeginDrain(100000);
+  const std::optional<SlotPool::Drain> drain = pool_.BeginDrain(kOtherSlot);
   ASSERT_TRUE(drain);
   for (const SlotPool::Drain::Live& live : drain->live) owner_.Remove(live.owner);
   pool_.CheckInvariants();
   pool_.EndDrain(drain->extent);
-  EXPECT_TRUE(owner_.Add(100000));
+  EXPECT_TRUE(owner_.Add(kOtherSlot));
   pool_.CheckInvariants();
 }
 
 TEST_F(SlotPoolDrainTest, TwoAtOnceDoNotCountTheSameRoom) {
-  owner_.Fill(64 * kKiB);
+  owner_.Fill(kSmallSlot);
   // 12 taken in each extent: 16 free, so one extent can be emptied, not two.
   for (uint64_t tag = 0; tag < 64; tag += 4) owner_.Remove(tag);
-  const std::optional<SlotPool::Drain> first = pool_.BeginDrain(100000);
+  const std::optional<SlotPool::Drain> first = pool_.BeginDrain(kOtherSlot);
   ASSERT_TRUE(first);
-  EXPECT_FALSE(pool_.BeginDrain(100000));
+  EXPECT_FALSE(pool_.BeginDrain(kOtherSlot));
   pool_.EndDrain(first->extent);
 }
 
 TEST_F(SlotPoolDrainTest, MakesRoomForASlotLargerThanAnExtent) {
-  owner_.Fill(64 * kKiB);
+  owner_.Fill(kSmallSlot);
   while (owner_.entries().size() > 20) owner_.RemoveOldest();
-  while (!owner_.Add(3 * kMiB)) {
-    if (!owner_.DrainOne(3 * kMiB)) owner_.RemoveOldest();
+  while (!owner_.Add(3 * kSmallExtent)) {
+    if (!owner_.DrainOne(3 * kSmallExtent)) owner_.RemoveOldest();
   }
   EXPECT_EQ(owner_.entries().size(), 17u);  // 16 small ones fill the extent that is left
-  EXPECT_LE(device_.peak_bytes(), 4 * kMiB);
+  EXPECT_LE(device_.peak_bytes(), 4 * kSmallExtent);
   pool_.CheckInvariants();
 }
 
