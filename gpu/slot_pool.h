@@ -4,6 +4,10 @@
 // time, and an empty extent can change its class. Capacity is a limit on the bytes taken from the
 // device, never exceeded, and changes live. Which block leaves is not decided here: the owner of
 // the pool empties an extent (BeginDrain, move or free its live slots) and the pool gives it back.
+//
+// An extent is about capacity / 16, at least 64 KiB and at most 64 MiB, and its region is as large
+// as its slots: what that saves goes into further extents. So a size class that has the pool for
+// itself gets all slots that fit, save for rounding strides to 256 bytes and extents to 4 KiB.
 #pragma once
 
 #include <array>

@@ -1,6 +1,7 @@
 // A device that fails at any call leaves a pool that works and nothing lost.
 #include <gtest/gtest.h>
 
+#include "common/log.h"
 #include "gpu/slot_pool.h"
 #include "tests/support/faulty_device_memory.h"
 #include "tests/support/open_files.h"
@@ -28,6 +29,8 @@ void UseEverything(SlotPool* pool, PoolOwner* owner) {
 
 class SlotPoolFaultTest : public testing::Test {
  protected:
+  void SetUp() override { SetLogLevel(LogLevel::kError); }  // it warns of each failure
+
   // All of the above with these calls failing, then a healthy device: true when it came to that.
   bool SurvivesFailureOf(uint64_t first, uint64_t count) {
     FaultyDeviceMemory device(host_.get());
