@@ -5,7 +5,7 @@
 #   deploy/run.sh           replays the built-in multi-turn generator
 #   deploy/run.sh TRACE     replays a Mooncake-format trace, .jsonl or .jsonl.zst
 #
-# The RAM tier is 256 MiB; each 512-token block of the replay stands for 16 KiB of KV.
+# The RAM tier is 256 MiB; each 512-token block of the replay stands for 64 KiB of KV.
 set -euo pipefail
 
 if (( $# > 1 )) || [[ ${1-} == -* ]]; then
@@ -53,7 +53,7 @@ read -r -t 60 line <&3 || fail "kvtierd did not start"
 [[ $line == ready\ * ]] || fail "kvtierd answered '$line' where 'ready ...' was expected"
 
 # In the background, so that a signal to this script is heard while it runs.
-build/release/bin/kvtier replay --server "unix:$work/data/kvtier.sock" --block-bytes 16384 \
+build/release/bin/kvtier replay --server "unix:$work/data/kvtier.sock" --block-bytes 64KiB \
   "${trace[@]}" >"$work/table" &
 running=("$!" "$daemon")
 wait "$!" || fail "the replay failed"
