@@ -1,0 +1,245 @@
+#include "cli/trace.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zstd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+namespace kvtier::cli {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr char kGood[] =
+    R"({"timestamp": 5, "input_length": 1000, "output_length": 3, "hash_ids": [7, 8]})"
+    "\n";
+
+class TraceFile : public ::testing::Test {
+ protected:
+  TraceFile() : path_(::testing::TempDir() + "kvtier_trace_" + std::to_string(::getpid())) {}
+  ~TraceFile() override { std::filesystem::remove(path_); }
+
+  void Write(const std::string& text) { std::ofstream(path_, std::ios::binary) << text; }
+
+  static std::string Compressed(const std::string& text) {
+    std::string out(ZSTD_compressBound(text.size()), '\0');
+    out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 1));
+    return out;
+  }
+
+  struct Result {
+    std::vector<TraceRequest> requests;
+    absl::Status status;
+    uint64_t skipped = 0;
+  };
+  Result ReadAll(bool skip_bad_lines = false) {
+    Result result;
+    auto source = OpenTrace(path_, {.block_tokens = 512, .skip_bad_lines = skip_bad_lines});
+    if (!source.ok()) return {{}, source.status(), 0};
+    while (true) {
+      absl::StatusOr<std::optional<TraceRequest>> request = (*source)->Next();
+      result.status = request.status();
+      result.skipped = (*source)->skipped_lines();
+      if (!request.ok() || !*request) return result;
+      result.requests.push_back(**std::move(request));
+    }
+  }
+
+  const std::string path_;
+};
+
+TEST_F(TraceFile, ReadsRequestsInOrder) {
+  Write(
+      std::string(kGood) +
+      "\n"
+      R"({"timestamp": 6.5, "input_length": 1024, "output_length": 1, "hash_ids": [7, 9], "session": 3})");
+  const Result result = ReadAll();
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  ASSERT_EQ(result.requests.size(), 2u);
+  EXPECT_EQ(result.requests[0].timestamp_ms, 5);
+  EXPECT_EQ(result.requests[0].input_length, 1000u);
+  EXPECT_EQ(result.requests[0].output_length, 3u);
+  EXPECT_THAT(result.requests[0].hash_ids, ElementsAre(7, 8));
+  EXPECT_THAT(result.requests[1].hash_ids, ElementsAre(7, 9));
+}
+
+TEST_F(TraceFile, ReadsZstdOfManyFrames) {
+  std::string big;
+  for (int i = 0; i < 20000; ++i) big += kGood;
+  Write(Compressed(big) + Compressed(kGood));
+  const Result result = ReadAll();
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(result.requests.size(), 20001u);
+}
+
+TEST_F(TraceFile, TellsDamagedAndCutZstd) {
+  std::string big;
+  for (int i = 0; i < 20000; ++i) big += kGood;
+  const std::string compressed = Compressed(big);
+  Write(compressed.substr(0, compressed.size() - 1));
+  EXPECT_EQ(ReadAll().status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(ReadAll().status.message()), HasSubstr("cut off"));
+  Write(compressed.substr(0, 4) + "garbage garbage garbage");
+  EXPECT_EQ(ReadAll().status.code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(TraceFile, EmptyFilesHoldNothing) {
+  Write("");
+  EXPECT_TRUE(ReadAll().status.ok());
+  EXPECT_TRUE(ReadAll().requests.empty());
+  Write("\n\n  \n");
+  EXPECT_TRUE(ReadAll().status.ok());
+  Write(Compressed(""));
+  EXPECT_TRUE(ReadAll().status.ok());
+}
+
+TEST_F(TraceFile, ErrorsNameFileLineAndReason) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{", "not a JSON object"},
+      {"[1]", "not a JSON object"},
+      {R"({"input_length":512,"output_length":1,"hash_ids":[1]})", "timestamp is missing"},
+      {R"({"timestamp":-1,"input_length":512,"output_length":1,"hash_ids":[1]})",
+       "timestamp is -1"},
+      {R"({"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1]})",
+       "timestamp is 0, before the line before it, 5"},
+      {R"({"timestamp":9,"output_length":1,"hash_ids":[1]})", "input_length is missing"},
+      {R"({"timestamp":9,"input_length":"x","output_length":1,"hash_ids":[1]})",
+       "input_length is \"x\""},
+      {R"({"timestamp":9,"input_length":512,"output_length":1})", "hash_ids is missing"},
+      {R"({"timestamp":9,"input_length":512,"output_length":1,"hash_ids":4})",
+       "hash_ids is no list"},
+      {R"({"timestamp":9,"input_length":512,"output_length":1,"hash_ids":[-4]})",
+       "hash_ids[0] is -4"},
+      {R"({"timestamp":9,"input_length":513,"output_length":1,"hash_ids":[1,2,3]})",
+       "hash_ids has 3 ids, input_length is 513, in blocks of 512 tokens it needs 1 or 2"},
+  };
+  for (const auto& [line, reason] : cases) {
+    Write(kGood + std::string(line) + "\n" + kGood);
+    const Result result = ReadAll();
+    EXPECT_EQ(result.requests.size(), 1u);
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument) << line;
+    EXPECT_THAT(std::string(result.status.message()),
+                AllOf(HasSubstr(path_ + ":2: "), HasSubstr(reason)));
+
+    const Result skipping = ReadAll(true);
+    EXPECT_TRUE(skipping.status.ok()) << skipping.status;
+    EXPECT_EQ(skipping.requests.size(), 2u);
+    EXPECT_EQ(skipping.skipped, 1u);
+  }
+}
+
+TEST_F(TraceFile, RefusesEndlessLines) {
+  Write(std::string((16 << 20) + 1000000, ' '));
+  EXPECT_EQ(ReadAll().status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(TraceFile, TellsAMissingFile) {
+  const absl::Status status = OpenTrace("/no/such/trace", {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/no/such/trace"));
+}
+
+TEST(UsedBlocks, DropsOnlyAPartialLastBlock) {
+  TraceRequest request;
+  request.hash_ids = {1, 2, 3};
+  request.input_length = 1500;  // the third is partial
+  EXPECT_EQ(UsedBlocks(request, 512, false), 3u);
+  EXPECT_EQ(UsedBlocks(request, 512, true), 2u);
+  request.input_length = 1536;
+  EXPECT_EQ(UsedBlocks(request, 512, true), 3u);
+  request.input_length = 1600;  // a trace that lists full blocks only
+  EXPECT_EQ(UsedBlocks(request, 512, true), 3u);
+}
+
+std::vector<TraceRequest> Generate(const GeneratorOptions& options) {
+  std::vector<TraceRequest> requests;
+  const auto source = MakeGenerator(options);
+  while (true) {
+    std::optional<TraceRequest> request = source->Next().value();
+    if (!request) return requests;
+    requests.push_back(*std::move(request));
+  }
+}
+
+TEST(Generator, GivesTheSameRequestsAgain) {
+  const std::vector<TraceRequest> a = Generate({});
+  const std::vector<TraceRequest> b = Generate({});
+  GeneratorOptions other;
+  other.seed = 2;
+  const std::vector<TraceRequest> c = Generate(other);
+  ASSERT_EQ(a.size(), GeneratorOptions().requests);
+  ASSERT_EQ(a.size(), b.size());
+  bool differs = false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].hash_ids, b[i].hash_ids);
+    EXPECT_EQ(a[i].input_length, b[i].input_length);
+    EXPECT_EQ(a[i].timestamp_ms, b[i].timestamp_ms);
+    differs |= a[i].hash_ids != c[i].hash_ids;
+  }
+  EXPECT_TRUE(differs);
+}
+
+TEST(Generator, IsPinned) {  // on every machine and in every version
+  uint64_t sum = 0;
+  for (const TraceRequest& request : Generate({})) {
+    for (const uint64_t id : request.hash_ids) sum = sum * 31 + id;
+    sum = sum * 31 + request.input_length;
+  }
+  EXPECT_EQ(sum, 1710730489927467116u);
+}
+
+TEST(Generator, IsAValidTraceOfPrefixes) {
+  std::map<uint64_t, uint64_t> parent_of;  // an id stands for its whole prefix
+  std::set<uint64_t> distinct;
+  uint64_t blocks = 0;
+  double last = 0;
+  for (const TraceRequest& request : Generate({})) {
+    EXPECT_EQ(request.hash_ids.size(), (request.input_length + 511) / 512);
+    EXPECT_GE(request.timestamp_ms, last);
+    last = request.timestamp_ms;
+    uint64_t parent = UINT64_MAX;
+    for (const uint64_t id : request.hash_ids) {
+      const auto [known, is_new] = parent_of.emplace(id, parent);
+      ASSERT_EQ(known->second, parent);
+      parent = id;
+    }
+    blocks += request.hash_ids.size();
+    distinct.insert(request.hash_ids.begin(), request.hash_ids.end());
+  }
+  const double reusable = 1 - static_cast<double>(distinct.size()) / static_cast<double>(blocks);
+  EXPECT_GT(reusable, 0.4);  // several turns: most of a prompt was there before
+  EXPECT_LT(reusable, 0.9);
+}
+
+// The recorded traces, when they are at hand: counts as their origin states them.
+TEST(RecordedTraces, HoldWhatTheyShould) {
+  const char* folder = std::getenv("KVTIER_TRACES");
+  const std::string traces = folder != nullptr ? folder : KVTIER_SOURCE_DIR "/../shared/traces";
+  const std::string path = traces + "/mooncake_conversation.jsonl.zst";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no recorded traces in " << traces;
+  auto source = OpenTrace(path, {}).value();
+  uint64_t requests = 0;
+  uint64_t blocks = 0;
+  std::set<uint64_t> distinct;
+  while (true) {
+    const absl::StatusOr<std::optional<TraceRequest>> request = source->Next();
+    ASSERT_TRUE(request.ok()) << request.status();
+    if (!*request) break;
+    ++requests;
+    blocks += (*request)->hash_ids.size();
+    distinct.insert((*request)->hash_ids.begin(), (*request)->hash_ids.end());
+  }
+  EXPECT_EQ(requests, 12031u);
+  EXPECT_EQ(blocks, 288500u);
+  EXPECT_EQ(distinct.size(), 182790u);
+}
+
+}  // namespace
+}  // namespace kvtier::cli
