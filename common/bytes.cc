@@ -14,17 +14,26 @@ struct Unit {
   uint64_t bytes;
 };
 constexpr Unit kUnits[] = {
-    {"", 1},           {"b", 1},
-    {"kib", 1ull << 10}, {"mib", 1ull << 20}, {"gib", 1ull << 30}, {"tib", 1ull << 40},
-    {"kb", 1000ull},     {"mb", 1000000ull},  {"gb", 1000000000ull}, {"tb", 1000000000000ull},
+    {"", 1},
+    {"b", 1},
+    {"kib", 1ull << 10},
+    {"mib", 1ull << 20},
+    {"gib", 1ull << 30},
+    {"tib", 1ull << 40},
+    {"kb", 1000ull},
+    {"mb", 1000000ull},
+    {"gb", 1000000000ull},
+    {"tb", 1000000000000ull},
 };
 
 }  // namespace
 
 absl::StatusOr<uint64_t> ParseBytes(std::string_view text) {
-  const absl::Status bad = absl::InvalidArgumentError(absl::StrCat(
-      "'", std::string(text), "' is not a size: write bytes or a number with KiB, MiB, GiB or TiB"));
-  const std::string trimmed(absl::StripAsciiWhitespace(absl::string_view(text.data(), text.size())));
+  const absl::Status bad = absl::InvalidArgumentError(
+      absl::StrCat("'", std::string(text),
+                   "' is not a size: write bytes or a number with KiB, MiB, GiB or TiB"));
+  const std::string trimmed(
+      absl::StripAsciiWhitespace(absl::string_view(text.data(), text.size())));
   const size_t digits = trimmed.find_first_not_of("0123456789.");
   const std::string number = trimmed.substr(0, digits);
   std::string unit = digits == std::string::npos ? "" : trimmed.substr(digits);

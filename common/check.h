@@ -7,7 +7,7 @@ namespace kvtier {
 
 }  // namespace kvtier
 
-#define KVTIER_CHECK(condition)                                             \
-  do {                                                                      \
+#define KVTIER_CHECK(condition)                                              \
+  do {                                                                       \
     if (!(condition)) ::kvtier::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)

@@ -25,8 +25,8 @@ struct LogField {
   LogField(std::string_view n, const char* v) : name(n), value(v) {}
   LogField(std::string_view n, std::string_view v) : name(n), value(v) {}
   template <typename T>
-    requires std::is_arithmetic_v<T>
-  LogField(std::string_view n, T v) : name(n), value(absl::StrCat(v)) {}
+  requires std::is_arithmetic_v<T> LogField(std::string_view n, T v)
+      : name(n), value(absl::StrCat(v)) {}
 };
 
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});

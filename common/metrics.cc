@@ -26,8 +26,6 @@ LatencyHistogram::Snapshot LatencyHistogram::snapshot() const {
   return out;
 }
 
-double LatencyHistogram::UpperBound(int i) {
-  return static_cast<double>(kFirstBoundNs << i) / 1e9;
-}
+double LatencyHistogram::UpperBound(int i) { return static_cast<double>(kFirstBoundNs << i) / 1e9; }
 
 }  // namespace kvtier

@@ -12,12 +12,24 @@
 
 namespace kvtier {
 
-enum class DType : uint8_t { kUnspecified = 0, kFp32 = 1, kBf16 = 2, kFp16 = 3, kFp8 = 4, kInt8 = 5 };
-uint32_t DTypeBytes(DType dtype);  // 0 for kUnspecified
-std::string_view DTypeName(DType dtype);                         // "bf16"
-absl::StatusOr<DType> ParseDType(std::string_view name);         // also "float16", "bfloat16", ...
+enum class DType : uint8_t {
+  kUnspecified = 0,
+  kFp32 = 1,
+  kBf16 = 2,
+  kFp16 = 3,
+  kFp8 = 4,
+  kInt8 = 5
+};
+uint32_t DTypeBytes(DType dtype);                         // 0 for kUnspecified
+std::string_view DTypeName(DType dtype);                  // "bf16"
+absl::StatusOr<DType> ParseDType(std::string_view name);  // also "float16", "bfloat16", ...
 
-enum class PackOrder : uint8_t { kUnspecified = 0, kLayerKvTokenHead = 1, kHeadFirst = 2, kOpaque = 3 };
+enum class PackOrder : uint8_t {
+  kUnspecified = 0,
+  kLayerKvTokenHead = 1,
+  kHeadFirst = 2,
+  kOpaque = 3
+};
 
 // MHA (kv_heads = query heads), GQA, MQA (kv_heads = 1).
 struct GroupedAttention {

@@ -1,5 +1,5 @@
-// Annotated std::mutex. absl::Mutex is not used because Debian's build of it gives false races under
-// ThreadSanitizer. clang's -Wthread-safety checks what is declared here.
+// Annotated std::mutex. absl::Mutex is not used because Debian's build of it gives false races
+// under ThreadSanitizer. clang's -Wthread-safety checks what is declared here.
 #pragma once
 
 #include <chrono>

@@ -11,7 +11,8 @@
 namespace kvtier {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "tokens are hashed as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "tokens are hashed as they lie in memory");
 
 constexpr std::string_view kRootTag = "kvtier-root-1";  // the number is the key format's version
 
@@ -69,8 +70,8 @@ absl::Status ValidateMedia(std::span<const MediaSpan> media, uint64_t tokens) {
     const MediaSpan& span = media[i];
     const std::string field = absl::StrCat("media[", i, "]");
     if (span.digest.size() < 16 || span.digest.size() > 64) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          field, ".digest has ", span.digest.size(), " bytes, the limits are 16 and 64"));
+      return absl::InvalidArgumentError(absl::StrCat(field, ".digest has ", span.digest.size(),
+                                                     " bytes, the limits are 16 and 64"));
     }
     if (span.token_count == 0) {
       return absl::InvalidArgumentError(absl::StrCat(field, ".token_count is 0, the least is 1"));
@@ -141,16 +142,15 @@ std::string_view PromptCursor::TakeBlockBytes() {
       offset_ = 0;
       continue;
     }
-    const std::string_view piece =
-        slices_[slice_].substr(offset_, block_bytes_ - joined.size());
+    const std::string_view piece = slices_[slice_].substr(offset_, block_bytes_ - joined.size());
     joined.append(piece);
     offset_ += piece.size();
   }
   return joined;
 }
 
-// Appends each span that touches the block, with the span's start relative to the block's, so that one
-// image at another offset is another identity.
+// Appends each span that touches the block, with the span's start relative to the block's, so that
+// one image at another offset is another identity.
 std::string_view PromptCursor::WithMedia(std::string_view bytes) {
   const uint64_t block_tokens = block_bytes_ / 4;
   const uint64_t begin = position_ * block_tokens;

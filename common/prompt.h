@@ -1,12 +1,12 @@
-// From a prompt to the keys and identities of its blocks. Client and server share this file; the golden
-// vectors in tests/common/testdata/keys.golden pin it.
+// From a prompt to the keys and identities of its blocks. Client and server share this file; the
+// golden vectors in tests/common/testdata/keys.golden pin it.
 //
 //   root   = XXH3-128(canonical encoding of format version, model, prompt kind, namespace)
 //   key(i) = XXH3-128(key(i-1) in its 16 canonical bytes || identity(i)),   key(-1) = root
-//   identity(i) = the block's tokens as u32 little endian, followed by its media; or the engine's hash
+//   identity(i) = the block's tokens as u32 little endian, then its media; or the engine's hash
 //
-// XXH3 is not collision resistant, so a hit also compares identity(i) and the parent key, and a root's
-// canonical encoding.
+// XXH3 is not collision resistant, so a hit also compares identity(i) and the parent key, and a
+// root's canonical encoding.
 #pragma once
 
 #include <cstdint>
@@ -50,13 +50,14 @@ struct BlockIdentity {
   std::string_view bytes;  // owned by the cursor
 };
 
-// Walks a prompt's full blocks from the first, hashing only as far as it is asked to, over memory that
-// need not be contiguous (a gRPC message). Not thread-safe. `slices` and `media` must outlive it.
+// Walks a prompt's full blocks from the first, hashing only as far as it is asked to, over memory
+// that need not be contiguous (a gRPC message). Not thread-safe. `slices` and `media` must outlive
+// it.
 class PromptCursor {
  public:
-  // `slices`, end to end, are tokens (u32 LE) or engine hashes; each block takes `block_bytes` of them
-  // (block_tokens * 4, or the length of one hash). A remainder at the end is no full block. Media spans
-  // are only for tokens and must be valid.
+  // `slices`, end to end, are tokens (u32 LE) or engine hashes; each block takes `block_bytes` of
+  // them (block_tokens * 4, or the length of one hash). A remainder at the end is no full block.
+  // Media spans are only for tokens and must be valid.
   PromptCursor(BlockKey root, std::vector<std::string_view> slices, uint32_t block_bytes,
                std::span<const MediaSpan> media = {});
   PromptCursor(PromptCursor&&) = default;
@@ -64,8 +65,8 @@ class PromptCursor {
 
   uint64_t blocks() const { return blocks_; }      // full blocks in the prompt
   uint64_t position() const { return position_; }  // blocks handed out so far
-  // Appends the next identities, at most `count`; returns how many. They stay valid while the cursor
-  // lives.
+  // Appends the next identities, at most `count`; returns how many. They stay valid while the
+  // cursor lives.
   uint64_t Next(uint64_t count, std::vector<BlockIdentity>* out);
 
  private:

@@ -11,10 +11,10 @@
 #define KVTIER_CONCAT(a, b) KVTIER_CONCAT_INNER(a, b)
 
 // Returns from the enclosing function when `expr` is not OK.
-#define KVTIER_RETURN_IF_ERROR(expr)                        \
-  do {                                                      \
-    absl::Status kvtier_status = (expr);                    \
-    if (!kvtier_status.ok()) return kvtier_status;          \
+#define KVTIER_RETURN_IF_ERROR(expr)               \
+  do {                                             \
+    absl::Status kvtier_status = (expr);           \
+    if (!kvtier_status.ok()) return kvtier_status; \
   } while (false)
 
 // KVTIER_ASSIGN_OR_RETURN(auto x, F()): x = *F(), or returns F()'s error.

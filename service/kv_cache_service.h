@@ -4,8 +4,7 @@
 //
 //   Lookup  message slices -> wire -> PromptCursor -> TierManager::Lookup -> reply
 //   Fetch   FetchSession -> views of slots -> message slices that keep them pinned -> one write in
-//   flight
-//           and one message ready
+//           flight and one message ready
 //   Store   message slices -> copied once, into the slot, and hashed while in the cache -> Commit
 #pragma once
 

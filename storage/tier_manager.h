@@ -3,13 +3,11 @@
 //   Lookup  cursor -> hash -> [ walk to the first block not complete, verifying identities; touch,
 //           deepest first; pin when a lease is asked for ]
 //   Fetch   [ pin what is named ] -> per block: in RAM -> its bytes in place; else a fill from the
-//   tier
-//           that has it, one for all who ask -> stream -> [ unpin ]
+//           tier that has it, one for all who ask -> stream -> [ unpin ]
 //   Store   [ pin what is named and present ] -> per missing block: a slot (MakeRoom) -> payload
-//   straight
-//           into it -> [ commit ]; visible once all parts are there
-//   MakeRoom  [ least recent blocks, never pinned ] -> copied down when no lower tier has them ->
-//   erased
+//           straight into it -> [ commit ]; visible once all parts are there
+//   MakeRoom  [ least recent blocks, never pinned ] -> copied down when no lower tier has them
+//           -> erased
 //
 // Brackets are the index lock: inside them no I/O and no copying of payload. Eviction is least
 // recently used, leaf first: a path is touched deepest block first, so heads are newer than tails

@@ -46,10 +46,6 @@ ALLOWED = {
     "sleep": {
         "cli/replay.cc": "--speed holds a request back until its recorded time",
     },
-    "unfinished": {
-        "proto/kvtier/v1/kvtier.proto": "media spans stand on placeholder tokens, the field's own word",
-        "common/prompt.h": "the same word",
-    },
 }
 
 THREADS = re.compile(
@@ -63,7 +59,7 @@ SLEEP = re.compile(
     r"|(?<![\w.:])sleep\s*\("
 )
 SHELL_SLEEP = re.compile(r"(?:^|[;&|(]|\bdo|\bthen)\s*sleep\s+[\d.$\"]")
-UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b|(?i:\bplaceholder)")
+UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX)\b|(?i:not (?:yet )?implemented|to be written)")
 DISABLED_TEST = re.compile(r"\bDISABLED_\w+")
 
 CXX_SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
@@ -292,7 +288,7 @@ def forbid(name: str, rule: str, pattern: re.Pattern, text: str, reason: str) ->
 # CMake
 
 GLOB = re.compile(r"\bGLOB(?:_RECURSE)?\b|\baux_source_directory\b")
-COMMENTED_OUT = re.compile(r"#[ \t]*(?:add_test|kvtier_test|add_subdirectory|kvtier_\w+)[ \t]*\(")
+COMMENTED_OUT = re.compile(r"#[ \t]*(?:add_test|add_subdirectory|kvtier_\w+)[ \t]*\(")
 
 
 def check_cmake(tree: Tree) -> Iterator[Violation]:
@@ -300,10 +296,9 @@ def check_cmake(tree: Tree) -> Iterator[Violation]:
     for name in lists:
         for line, found in grep(GLOB, tree.text[name]):
             yield Violation(name, line, "glob", f"list sources by name, no {found}")
-        if name.endswith(".cmake"):
-            continue  # there a comment shows how a function is called
         for line, found in grep(COMMENTED_OUT, tree.text[name]):
-            yield Violation(name, line, "commented-out", f"take it out or let it run: {found}")
+            if f"function({found.strip('# (')} " not in tree.text[name]:  # else it shows how to call it
+                yield Violation(name, line, "commented-out", f"take it out or let it run: {found}")
     for name in tree.files(".cc", ".cu"):
         if not listed(tree, name):
             yield Violation(name, 1, "unlisted", "no CMakeLists.txt above it names this source")

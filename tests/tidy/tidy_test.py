@@ -73,7 +73,7 @@ PLANTED = {
     "disabled-test": [{"common/a.cc": "TEST(A, DISABLED_Works) {}\n"}],
     "unfinished": [
         {"common/a.cc": "// TODO: write\n"},
-        {"docs/MAP.md": "This is a placeholder.\n"},
+        {"docs/MAP.md": "This is not yet implemented.\n"},
     ],
     "glob": [{"common/CMakeLists.txt": "file(GLOB s *.cc)\nadd_library(common a.cc)\n"}],
     "commented-out": [{"common/CMakeLists.txt": "add_library(common a.cc)\n# add_test(NAME a)\n"}],
@@ -98,6 +98,7 @@ HARMLESS = [
     {"common/a.cc": "int F() { return std::thread::hardware_concurrency(); }\n"},
     {"common/a.cc": "const char* k = R\"({ { // )\";\nconst char c = '{';\nconst int n = 1'000;\n"},
     {"tests/support/s.cc": "\n", "tests/common/CMakeLists.txt": "add_library(s ../support/s.cc)\n"},
+    {"common/CMakeLists.txt": "add_library(common a.cc)\n# kvtier_x(NAME)\nfunction(kvtier_x name)\n"},
     {"common/a.cc": "#define OPEN(x) \\\n  if (x) {\nint F() { return 1; }\n"},
 ]
 
