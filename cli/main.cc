@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   kvtier::cli::AddDrainCommand(app, &invocation);
   kvtier::cli::AddSizeCommand(app, &invocation);
   kvtier::cli::AddReplayCommand(app, &invocation);
+  kvtier::cli::AddBenchCommand(app, &invocation);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
