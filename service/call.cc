@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "common/check.h"
 #include "common/log.h"
 
 namespace kvtier {
@@ -54,6 +55,32 @@ ServiceCore::ServiceCore(ServiceOptions options, TierManager* manager, CallRegis
       stats(stats),
       models(manager),
       request_prefix_(RandomPrefix()) {}
+
+ServiceCore::~ServiceCore() {
+  constexpr Duration kPatience = std::chrono::seconds(10);
+  KVTIER_CHECK(lent.WaitReturned(kPatience));
+}
+
+void LentSlices::Lend() {
+  MutexLock lock(mutex_);
+  ++lent_;
+}
+
+void LentSlices::Return() {
+  MutexLock lock(mutex_);
+  if (--lent_ == 0) returned_.NotifyAll();
+}
+
+bool LentSlices::WaitReturned(Duration timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  MutexLock lock(mutex_);
+  while (lent_ > 0) {
+    const Duration left = end - std::chrono::steady_clock::now();
+    if (left <= Duration::zero()) return false;
+    returned_.WaitFor(mutex_, left);
+  }
+  return true;
+}
 
 // 15 characters: as many as a string holds without allocating.
 std::string ServiceCore::NewRequestId() {

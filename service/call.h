@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/mutex.h"
 #include "common/status.h"
 #include "common/wire.h"
 #include "service/kv_cache_service.h"
@@ -19,10 +20,27 @@
 
 namespace kvtier {
 
+// Counts the slices of tiers' memory that gRPC still refers to. A transport may keep some for a
+// moment after its server is gone, and they must not outlive the manager. Thread-safe.
+class LentSlices {
+ public:
+  void Lend();
+  void Return();
+  // False when some are still out after `timeout` of real time.
+  bool WaitReturned(Duration timeout);
+
+ private:
+  Mutex mutex_;
+  CondVar returned_;
+  int64_t lent_ KVTIER_GUARDED_BY(mutex_) = 0;
+};
+
 // What the service is made of; one for all calls. Thread-safe.
 struct ServiceCore {
   ServiceCore(ServiceOptions options, TierManager* manager, CallRegistry* registry,
               Executor* executor, const Clock* clock, RpcStatsTable* stats);
+  // Waits for the slices lent.
+  ~ServiceCore();
   std::string NewRequestId();
 
   const ServiceOptions options;
@@ -32,6 +50,7 @@ struct ServiceCore {
   const Clock* const clock;
   RpcStatsTable* const stats;
   ServedModels models;
+  LentSlices lent;
 
  private:
   const std::string request_prefix_;

@@ -26,9 +26,23 @@ absl::Status CallRegistry::Open(std::shared_ptr<Stream> stream, const std::strin
   }
   ++open;
   const Stream* key = stream.get();
-  const bool added = streams_.emplace(key, Entry{std::move(stream), client, deadline}).second;
+  const bool added = streams_.emplace(key, Entry{std::move(stream), client, true, deadline}).second;
   KVTIER_CHECK(added);
   return absl::OkStatus();
+}
+
+void CallRegistry::FreePlaceLocked(Entry* entry) {
+  if (!entry->has_place) return;
+  entry->has_place = false;
+  const auto client = streams_of_.find(entry->client);
+  KVTIER_CHECK(client != streams_of_.end() && client->second > 0);
+  if (--client->second == 0) streams_of_.erase(client);
+}
+
+void CallRegistry::FreePlace(const Stream* stream) {
+  MutexLock lock(mutex_);
+  const auto it = streams_.find(stream);
+  if (it != streams_.end()) FreePlaceLocked(&it->second);
 }
 
 void CallRegistry::Close(const Stream* stream) {
@@ -37,9 +51,7 @@ void CallRegistry::Close(const Stream* stream) {
   const auto it = streams_.find(stream);
   if (it == streams_.end()) return;
   keep = std::move(it->second.stream);
-  const auto client = streams_of_.find(it->second.client);
-  KVTIER_CHECK(client != streams_of_.end() && client->second > 0);
-  if (--client->second == 0) streams_of_.erase(client);
+  FreePlaceLocked(&it->second);
   streams_.erase(it);
   if (streams_.empty()) idle_.NotifyAll();
 }

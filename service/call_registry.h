@@ -31,7 +31,11 @@ class CallRegistry {
   // Lets a stream in until Close; the registry keeps it alive as long. Errors: UNAVAILABLE
   // (draining), RESOURCE_EXHAUSTED (open streams of `client`).
   absl::Status Open(std::shared_ptr<Stream> stream, const std::string& client, TimePoint deadline);
-  void Close(const Stream* stream);  // no-op for one that was not let in
+  // Its last message is on its way, so its client may open another one; Close follows when it is
+  // gone.
+  void FreePlace(const Stream* stream);
+  // Both are no-ops for a stream that was not let in.
+  void Close(const Stream* stream);
 
   // The same for calls that end by themselves. Errors: UNAVAILABLE (draining).
   absl::Status BeginUnary();
@@ -52,8 +56,10 @@ class CallRegistry {
   struct Entry {
     std::shared_ptr<Stream> stream;
     std::string client;
+    bool has_place = true;  // counts in streams_of_
     TimePoint deadline;
   };
+  void FreePlaceLocked(Entry* entry) KVTIER_REQUIRES(mutex_);
 
   const uint32_t max_streams_per_client_;
   const Clock* const clock_;

@@ -11,13 +11,22 @@ namespace {
 // Below this, copying payload into the message's head costs less than a slice of its own.
 constexpr uint64_t kCopyBelow = 2048;
 
-void DropHold(void* hold) { delete static_cast<std::shared_ptr<const void>*>(hold); }
+struct Hold {
+  std::shared_ptr<const void> pins;
+  LentSlices* lent;
+};
+
+void DropHold(void* hold) {
+  LentSlices* lent = static_cast<Hold*>(hold)->lent;
+  delete static_cast<Hold*>(hold);
+  lent->Return();
+}
 
 // A slice over the view's own bytes that keeps them where they are.
-grpc::Slice HoldingSlice(const PartView& view, uint64_t offset, uint64_t bytes) {
-  auto* hold = new std::shared_ptr<const void>(view.hold);
+grpc::Slice HoldingSlice(const PartView& view, uint64_t offset, uint64_t bytes, LentSlices* lent) {
+  lent->Lend();
   std::byte* from = const_cast<std::byte*>(view.bytes.data()) + offset;
-  return grpc::Slice(from, bytes, &DropHold, hold);
+  return grpc::Slice(from, bytes, &DropHold, new Hold{view.hold, lent});
 }
 
 }  // namespace
@@ -25,7 +34,7 @@ grpc::Slice HoldingSlice(const PartView& view, uint64_t offset, uint64_t bytes) 
 // A FetchResponse of at most limits.payload_bytes of payload.
 class FetchCall::MessageBuilder {
  public:
-  explicit MessageBuilder(const wire::Limits& limits) : limits_(limits) {}
+  MessageBuilder(const wire::Limits& limits, LentSlices* lent) : limits_(limits), lent_(lent) {}
 
   bool empty() const { return pieces_ == 0; }
   bool full() const { return room() == 0 || pieces_ == limits_.pieces; }
@@ -47,7 +56,7 @@ class FetchCall::MessageBuilder {
       return;
     }
     FlushCopied();
-    slices_.push_back(HoldingSlice(view, offset, bytes));
+    slices_.push_back(HoldingSlice(view, offset, bytes, lent_));
   }
 
   grpc::ByteBuffer Build() {
@@ -69,6 +78,7 @@ class FetchCall::MessageBuilder {
   }
 
   const wire::Limits& limits_;
+  LentSlices* const lent_;
   uint64_t payload_bytes_ = 0;
   uint64_t pieces_ = 0;
   std::string copied_;  // heads and small payloads since the last slice
@@ -166,6 +176,7 @@ void FetchCall::Pump() {
           MutexLock lock(mutex_);
           ok = call_.End(absl::OkStatus());
         }
+        core_->registry->FreePlace(this);
         StartWriteAndFinish(&outgoing_, options, ok);
         return;
       }
@@ -195,6 +206,7 @@ void FetchCall::Finish() {
     ready_.Clear();
     status = call_.End(status_);
   }
+  core_->registry->FreePlace(this);
   ServerWriteReactor::Finish(std::move(status));
 }
 
@@ -203,7 +215,7 @@ bool FetchCall::WouldWait() const {
 }
 
 void FetchCall::Produce() {
-  MessageBuilder message(core_->options.limits);
+  MessageBuilder message(core_->options.limits, &core_->lent);
   const bool exhausted = BuildMessage(&message);
   grpc::ByteBuffer built;
   if (!message.empty()) built = message.Build();

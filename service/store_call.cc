@@ -122,6 +122,7 @@ void StoreCall::Finish() {
     MutexLock lock(mutex_);
     status = call_.End(result);
   }
+  core_->registry->FreePlace(this);
   ServerReadReactor::Finish(std::move(status));
 }
 

@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <iostream>
 #include <random>
 
 #include "kvtier/v1/kvtier.pb.h"
 #include "tests/fuzz/wire_fuzz.h"
+#include "tests/support/seed.h"
 
 namespace kvtier {
 namespace {
@@ -21,13 +20,6 @@ constexpr wire::Limits kWide{.tokens = 1 << 20,
                              .media_spans = 1 << 20,
                              .payload_bytes = 1 << 24,
                              .pieces = 1 << 20};
-
-uint64_t Seed() {
-  const char* given = std::getenv("KVTIER_TEST_SEED");
-  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : 20'240'611;
-  std::cout << "KVTIER_TEST_SEED=" << seed << "\n";
-  return seed;
-}
 
 class Random {
  public:
@@ -328,19 +320,19 @@ void Differential(uint64_t seed) {
 }
 
 TEST(WireTest, ReadsLookupRequestsAsGeneratedCodeDoes) {
-  Differential<v1::LookupRequest, wire::LookupRequest>(Seed());
+  Differential<v1::LookupRequest, wire::LookupRequest>(TestSeed());
 }
 TEST(WireTest, ReadsFetchRequestsAsGeneratedCodeDoes) {
-  Differential<v1::FetchRequest, wire::FetchRequest>(Seed());
+  Differential<v1::FetchRequest, wire::FetchRequest>(TestSeed());
 }
 TEST(WireTest, ReadsStoreRequestsAsGeneratedCodeDoes) {
-  Differential<v1::StoreRequest, wire::StoreRequest>(Seed());
+  Differential<v1::StoreRequest, wire::StoreRequest>(TestSeed());
 }
 TEST(WireTest, ReadsFetchResponsesAsGeneratedCodeDoes) {
-  Differential<v1::FetchResponse, wire::PieceList>(Seed());
+  Differential<v1::FetchResponse, wire::PieceList>(TestSeed());
 }
 TEST(WireTest, ReadsLookupResponsesAsGeneratedCodeDoes) {
-  Differential<v1::LookupResponse, wire::LookupResponse>(Seed());
+  Differential<v1::LookupResponse, wire::LookupResponse>(TestSeed());
 }
 
 // What a message's prompt is written from.
@@ -371,7 +363,7 @@ struct PromptSource {
 };
 
 TEST(WireTest, GeneratedCodeReadsWhatIsWritten) {
-  Random random(Seed());
+  Random random(TestSeed());
   for (int i = 0; i < 400; ++i) {
     v1::LookupRequest lookup;
     Fill(&random, &lookup);
@@ -438,7 +430,7 @@ void ExpectPiecesReadBack(wire::PieceField field, Random* random) {
 }
 
 TEST(WireTest, GeneratedCodeReadsPieces) {
-  Random random(Seed());
+  Random random(TestSeed());
   for (int i = 0; i < 500; ++i) {
     ASSERT_NO_FATAL_FAILURE(
         ExpectPiecesReadBack<v1::FetchResponse>(wire::PieceField::kFetchResponse, &random));
@@ -457,7 +449,7 @@ TEST(WireTest, PieceHeadOfTheLargestNumbersFits) {
 }
 
 TEST(WireTest, GeneratedCodeReadsLookupResponses) {
-  Random random(Seed());
+  Random random(TestSeed());
   for (int i = 0; i < 500; ++i) {
     v1::LookupResponse message;
     Fill(&random, &message);
@@ -484,18 +476,18 @@ TEST(WireTest, TokensPackedAndNotMix) {
     want += bytes;
     return bytes;
   };
-  for (uint32_t i = 0; i < 3000; ++i) prompt += "\x1d" + token(i);
+  for (uint32_t i = 0; i < 3000; ++i) (prompt += '\x1d') += token(i);
   prompt += "\x1a\x08";
   prompt += token(7);
   prompt += token(8);
-  for (uint32_t i = 0; i < 5; ++i) prompt += "\x1d" + token(i);
-  std::string bytes = "\x0a";
+  for (uint32_t i = 0; i < 5; ++i) (prompt += '\x1d') += token(i);
+  std::string bytes(1, '\x0a');
   for (uint64_t left = prompt.size();; left >>= 7) {
     bytes.push_back(static_cast<char>((left & 0x7f) | (left > 0x7f ? 0x80 : 0)));
     if (left <= 0x7f) break;
   }
   bytes += prompt;
-  Random random(Seed());
+  Random random(TestSeed());
   wire::LookupRequest out;
   const std::vector<std::string_view> slices = Cut(bytes, &random);
   ASSERT_TRUE(wire::DecodeLookupRequest(slices, kWide, &out).ok());
@@ -580,7 +572,7 @@ TEST(WireTest, PromisedLengthsTakeNoMemory) {
 }
 
 TEST(WireTest, SeededFuzz) {
-  Random random(Seed());
+  Random random(TestSeed());
   for (int i = 0; i < 2000; ++i) {
     std::string input = random.Bytes(2);
     if (random.OneIn(4)) {

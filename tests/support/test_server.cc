@@ -1,0 +1,67 @@
+#include "tests/support/test_server.h"
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <utility>
+
+#include "common/channel_args.h"
+#include "common/check.h"
+#include "storage/memory_tier.h"
+
+namespace kvtier {
+
+TestServer::TestServer(TestServerOptions options) : memory_(MakeHostMemory()) {
+  char path[] = "/tmp/kvtier-test-XXXXXX";
+  KVTIER_CHECK(mkdtemp(path) != nullptr);
+  directory_ = path;
+  executor_ = std::make_unique<ThreadPool>(2);
+  auto ram = std::make_unique<MemoryTier>(TierKind::kRam, memory_.get(), options.ram_bytes);
+  std::unique_ptr<Tier> ssd;
+  if (options.ssd_bytes > 0) {
+    ssd = std::make_unique<MemoryTier>(TierKind::kSsd, memory_.get(), options.ssd_bytes);
+  }
+  manager_ = std::make_unique<TierManager>(options.manager, nullptr, std::move(ram), std::move(ssd),
+                                           executor_.get(), &clock_);
+  registry_ = std::make_unique<CallRegistry>(options.max_streams_per_client, &clock_);
+  service_ = MakeKvCacheService(std::move(options.service), manager_.get(), registry_.get(),
+                                executor_.get(), &clock_, &stats_);
+  grpc::ServerBuilder builder;
+  for (const ChannelArg& arg : kTransportArgs) builder.AddChannelArgument(arg.name, arg.value);
+  builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  builder.AddListeningPort(address(), grpc::InsecureServerCredentials());
+  builder.RegisterService(service_.get());
+  server_ = builder.BuildAndStart();
+  KVTIER_CHECK(server_ != nullptr);
+}
+
+TestServer::~TestServer() {
+  Stop();
+  executor_.reset();  // finishes what was queued
+  service_.reset();
+  // The stand-in for the SSD keeps its bytes in slots, which must be free when it goes.
+  for (const ModelInfo& model : manager_->ListModels()) {
+    KVTIER_CHECK(manager_->ResetModel(model.id).ok());
+  }
+  manager_.reset();
+  unlink((directory_ + "/kvtier.sock").c_str());
+  rmdir(directory_.c_str());
+}
+
+std::string TestServer::address() const { return "unix:" + directory_ + "/kvtier.sock"; }
+
+void TestServer::Tick() {
+  manager_->Tick();
+  registry_->Sweep();
+}
+
+void TestServer::Stop() {
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now());
+  server_->Wait();
+  server_.reset();
+}
+
+}  // namespace kvtier
