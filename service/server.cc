@@ -19,6 +19,7 @@ namespace kvtier {
 namespace {
 
 constexpr Duration kTick = std::chrono::milliseconds(50);
+constexpr std::chrono::milliseconds kShutdownGrace(250);
 constexpr uint64_t kProgressSteps = 10;
 constexpr uint64_t kProgressFrom = uint64_t{4} << 30;  // smaller pools are there at once
 constexpr int kGpuOrdinal = 0;
@@ -123,6 +124,14 @@ RpcSnapshot SnapshotRpc(std::string_view name, const RpcStats& stats) {
 
 std::string QuotedIfNeeded(const std::string& text) {
   return text.find(' ') == std::string::npos ? text : absl::StrCat("\"", text, "\"");
+}
+
+// The grace is for answers on their way out; what is then left has had its time, and health watches
+// would never end by themselves.
+void ShutDown(GrpcServer* server) {
+  if (server->server == nullptr) return;
+  server->server->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  server->server.reset();
 }
 
 class Daemon final : public Server {
@@ -244,16 +253,10 @@ void Daemon::Stop() {
           {{"drain_ms", config_.drain_ms}, {"open_streams", registry_.open_streams()}});
     }
   }
+  executor_.WaitIdle();  // admin calls are there until they are done
   // The admin server first: its Drain speaks to the data server.
-  if (admin_.server != nullptr) {
-    admin_.server->Shutdown(std::chrono::system_clock::now() + Milliseconds(config_.drain_ms));
-    admin_.server.reset();
-  }
-  if (data_.server != nullptr) {
-    // At once: what is left has had its time, and health watches would never end by themselves.
-    data_.server->Shutdown(std::chrono::system_clock::now());
-    data_.server.reset();
-  }
+  ShutDown(&admin_);
+  ShutDown(&data_);
   metrics_.reset();
   executor_.WaitIdle();
 }
