@@ -1,9 +1,11 @@
 #include "service/kv_cache_service.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
 
 #include <utility>
 
+#include "common/check.h"
 #include "kvtier/v1/kvtier.grpc.pb.h"
 #include "service/call.h"
 #include "service/convert.h"
@@ -105,8 +107,8 @@ grpc::ServerUnaryReactor* KvCacheService::RegisterModel(grpc::CallbackServerCont
   auto call = std::make_shared<Call>(&core_, Rpc::kRegisterModel, context);
   auto admission = std::make_shared<UnaryAdmission>(core_.registry);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  absl::StatusOr<ModelSpec> spec = admission->status();
-  if (spec.status().ok()) spec = ToModelSpec(request->spec());
+  absl::StatusOr<ModelSpec> spec = ToModelSpec(request->spec());
+  if (!admission->status().ok()) spec = admission->status();
   if (spec.ok()) {
     const absl::Status valid =
         ValidateSpec(*spec, SpecLimits{.part_bytes = core_.options.max_part_bytes});
@@ -221,6 +223,10 @@ grpc::ServerUnaryReactor* KvCacheService::Renew(grpc::CallbackServerContext* con
 std::unique_ptr<grpc::Service> MakeKvCacheService(ServiceOptions options, TierManager* manager,
                                                   CallRegistry* registry, Executor* executor,
                                                   const Clock* clock, RpcStatsTable* stats) {
+  // Keeps gRPC from taking itself down with its last server: that may wait 10 s for its own poller,
+  // in the way of an orderly stop.
+  static const bool initialised = (grpc_init(), true);
+  KVTIER_CHECK(initialised);
   return std::make_unique<KvCacheService>(std::move(options), manager, registry, executor, clock,
                                           stats);
 }
