@@ -23,6 +23,9 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kHourMs = 3600 * 1000;
 constexpr size_t kMaxUnixPath = 107;  // sizeof(sockaddr_un::sun_path) - 1
 constexpr std::string_view kEnvironmentPrefix = "KVTIER_";
+// Of the kvtier command and of the tests: a shell that has them set can start kvtierd all the same.
+constexpr std::string_view kVariablesOfOthers[] = {"KVTIER_ADMIN", "KVTIER_SERVER",
+                                                   "KVTIER_TRACES"};
 
 using Unit = ConfigField::Unit;
 
@@ -200,6 +203,10 @@ absl::StatusOr<FlagValues> ReadFlags(int argc, const char* const* argv) {
   return out;
 }
 
+bool OfOthers(std::string_view variable) {
+  return std::count(std::begin(kVariablesOfOthers), std::end(kVariablesOfOthers), variable) > 0;
+}
+
 absl::StatusOr<Values> ReadEnvironment(const std::vector<std::string>& environment,
                                        std::string* config_file) {
   Values out;
@@ -212,6 +219,7 @@ absl::StatusOr<Values> ReadEnvironment(const std::vector<std::string>& environme
       *config_file = value;
       continue;
     }
+    if (OfOthers(name)) continue;
     const auto field = std::find_if(std::begin(kFields), std::end(kFields),
                                     [&](const auto& f) { return EnvironmentName(f.name) == name; });
     if (field == std::end(kFields)) {

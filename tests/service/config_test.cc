@@ -97,6 +97,12 @@ TEST_F(ConfigTest, UnknownNamesStopTheStart) {
   EXPECT_THAT(Error({"extra"}), HasSubstr("extra"));
 }
 
+TEST_F(ConfigTest, VariablesOfTheToolDoNotStopTheStart) {
+  EXPECT_EQ(Error({}, {"KVTIER_ADMIN=unix:/a", "KVTIER_SERVER=unix:/s", "KVTIER_TRACES=/t"}),
+            "(accepted)");
+  EXPECT_NE(Error({}, {"KVTIER_ADMINS=unix:/a"}), "(accepted)");
+}
+
 TEST_F(ConfigTest, BadValuesNameFieldValueAndRange) {
   const std::string file = WriteFile("max-lease-ms = 0\n");
   EXPECT_THAT(Error({"--config", file.c_str()}),
