@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kKiB = 1024;
 constexpr uint64_t kMiB = 1024 * kKiB;
-constexpr uint64_t kCapacity = 16 * kMiB;
+constexpr uint64_t kCapacity = 8 * kMiB;
 
 TimePoint Later() { return SteadyClock().Now() + std::chrono::hours(1); }
 
