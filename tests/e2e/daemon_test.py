@@ -42,6 +42,12 @@ class DaemonTestCase(unittest.TestCase):
         for fragment in fragments:
             self.assertIn(fragment, lines[0])
 
+    def poll(self, condition):
+        """Until it holds; each turn is a call, so there is nothing to wait for in between."""
+        deadline = time.monotonic() + 30
+        while not condition():
+            self.assertLess(time.monotonic(), deadline)
+
     def assert_code(self, code, call):
         with self.assertRaises(grpc.RpcError) as error:
             call()
@@ -179,12 +185,6 @@ class StopTest(DaemonTestCase):
         admin = self.client(daemon.admin_address)
         self.poll(lambda: admin.admin("GetStatus", adm.GetStatusRequest()).open_streams == 1)
         return feed, requests[1:], answer
-
-    def poll(self, condition):
-        """Until it holds; each turn is a call, so there is nothing to wait for in between."""
-        deadline = time.monotonic() + 30
-        while not condition():
-            self.assertLess(time.monotonic(), deadline)
 
     def test_calls_in_flight_finish_and_new_ones_are_refused(self):
         daemon = self.start()
@@ -446,6 +446,30 @@ class AdminTest(DaemonTestCase):
         self.assert_code(grpc.StatusCode.UNAVAILABLE, lambda: lookup(client, who))
         self.assertTrue(admin.admin("GetStatus", adm.GetStatusRequest()).draining)
         self.assertEqual(daemon.stop(), 0)
+
+
+class LimitsTest(DaemonTestCase):
+    def test_memory_stays_within_capacity_while_20_times_as_much_flows_through(self):
+        capacity, allowance, part, blocks = 64 << 20, 256 << 20, 2 << 20, 8
+        daemon = self.start("--ram-bytes", str(capacity))
+        client, admin = self.client(daemon.address), self.client(daemon.admin_address)
+        model = register(client, part_bytes=part)
+        highest = 0
+        stores = 20 * capacity // (part * blocks)
+        for seed in range(stores):
+            who = prompt(model, tokens_of(seed, blocks))
+            payloads = store_blocks(client, who, seed, blocks, part)
+            request = kv.FetchRequest(prompt=who, last_block=blocks)
+            self.assertEqual(collect(client.fetch(request)), dict(enumerate(payloads)))
+            status = admin.admin("GetStatus", adm.GetStatusRequest())
+            highest = max(highest, status.process_memory_bytes)
+            self.assertLessEqual(highest, capacity + allowance)
+            ram = {tier.tier: tier for tier in status.tiers}[kv.TIER_RAM]
+            self.assertLessEqual(max(ram.used_bytes, ram.backed_bytes), capacity)
+        print(f"process memory: at most {highest >> 20} MiB for a tier of {capacity >> 20} MiB")
+        self.assertEqual(ram.blocks, capacity // part)
+        self.assertEqual(ram.evictions, stores * blocks - ram.blocks)
+        self.poll(lambda: admin.admin("GetStatus", adm.GetStatusRequest()).pinned_blocks == 0)
 
 
 if __name__ == "__main__":
