@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Every command of the kvtier program against the real kvtierd.
+
+Environment: KVTIER (the program) and what tests/support/daemon.py needs.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import daemon as support  # noqa: E402
+
+KVTIER = os.environ["KVTIER"]
+COMMANDS = ["status", "models", "set-capacity", "reset", "unregister", "drain", "size", "replay"]
+SECONDS = 120
+
+
+def kvtier(*arguments, env=None):
+    done = subprocess.run([KVTIER, *arguments], env=support.environment(env), capture_output=True,
+                          text=True, timeout=SECONDS, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def one_document(text):
+    """The JSON document that is all of `text`."""
+    document, end = json.JSONDecoder().raw_decode(text)
+    assert text[end:].strip() == "", text[end:]
+    return document
+
+
+class WithoutDaemon(unittest.TestCase):
+    def test_help_teaches(self):
+        code, out, _ = kvtier("--help")
+        self.assertEqual(code, 0)
+        for command in COMMANDS:
+            self.assertIn(f"  {command} ", out)
+            code, text, _ = kvtier(command, "--help")
+            self.assertEqual(code, 0)
+            self.assertIn("--json", text)
+            self.assertIn("Example:\n  kvtier " + command, text)
+
+    def test_version(self):
+        self.assertRegex(kvtier("--version")[1], r"^kvtier \d+\.\d+\.\d+\n$")
+
+    def test_wrong_usage_is_told_apart(self):
+        for arguments in ([], ["nonsense"], ["size", "--nonsense"], ["replay"], ["set-capacity"],
+                          ["replay", "--block-bytes", "64", "--convention", "some"],
+                          ["size", "--preset", "llama-7b", "--layers", "3"]):
+            code, out, err = kvtier(*arguments)
+            self.assertEqual((code, out), (2, ""), arguments)
+            self.assertNotEqual(err, "")
+
+    def test_nobody_answers(self):
+        for command in (["status"], ["models"], ["drain"],
+                        ["set-capacity", "--tier", "ram", "--bytes", "1GiB"],
+                        ["reset", "--model", "0" * 32], ["unregister", "--model", "0" * 32]):
+            code, out, err = kvtier(*command, "--json", env={"KVTIER_ADMIN": "unix:/no/where"})
+            self.assertEqual(code, 1)
+            error = one_document(out)["error"]
+            self.assertEqual(error["code"], "UNAVAILABLE")
+            self.assertIn("cannot reach kvtierd at unix:/no/where: is it running?",
+                          error["message"])
+            self.assertIn(error["message"], err)
+
+    def test_size_worked_case(self):
+        arguments = ["size", "--preset", "llama-3-70b", "--gpu-memory", "640GB", "--usable", "0.9",
+                     "--weights", "140GB", "--bandwidth", "26.8TB/s"]
+        code, out, _ = kvtier(*arguments, "--context", "8192", "--json")
+        self.assertEqual(code, 0)
+        answer = one_document(out)
+        self.assertEqual(answer["bytes_per_token"], 327680)
+        self.assertEqual(answer["batch_limit"], 162)
+        self.assertEqual(answer["kv_budget_bytes"] >> 30, 406)
+        _, out, _ = kvtier(*arguments, "--context", "131072", "--json")
+        self.assertEqual(one_document(out)["batch_limit"], 10)
+        _, out, _ = kvtier(*arguments, "--context", "8192")
+        self.assertIn("162 sequences", out)
+
+    def test_size_free_shapes_and_overrides(self):
+        def per_token(*arguments):
+            code, out, err = kvtier("size", *arguments, "--json")
+            self.assertEqual(code, 0, err)
+            return one_document(out)["bytes_per_token"]
+        self.assertEqual(per_token("--layers", "32", "--kv-heads", "8", "--head-dim", "128"), 131072)
+        self.assertEqual(per_token("--layers", "32", "--kv-heads", "8", "--head-dim", "128",
+                                   "--dtype", "fp8"), 65536)
+        self.assertEqual(per_token("--layers", "61", "--kv-lora-rank", "512",
+                                   "--rope-head-dim", "64"), 70272)
+        self.assertEqual(per_token("--preset", "llama-3-70b", "--kv-heads", "64"), 2621440)
+        self.assertEqual(per_token("--preset", "llama-3-70b", "--tp", "16"), 655360)
+
+    def test_size_windows(self):
+        shape = ["size", "--layers", "10", "--kv-heads", "1", "--head-dim", "1", "--dtype", "int8",
+                 "--context", "1000", "--json", "--window", "100"]
+        self.assertEqual(one_document(kvtier(*shape)[1])["bytes_per_sequence"], 10 * 2 * 100)
+        mixed = one_document(kvtier(*shape, "--window-layers", "4")[1])
+        self.assertEqual(mixed["bytes_per_sequence"], 4 * 2 * 100 + 6 * 2 * 1000)
+        code, out, _ = kvtier(*shape, "--window-layers", "11")
+        self.assertEqual(code, 1)
+        self.assertIn("window-layers is 11", one_document(out)["error"]["message"])
+
+    def test_size_reads_a_configuration(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
+                       "num_key_value_heads": 8, "hidden_size": 4096, "torch_dtype": "bfloat16"},
+                      file)
+            file.flush()
+            code, out, _ = kvtier("size", "--hf-config", file.name, "--json")
+        self.assertEqual(code, 0)
+        self.assertEqual(one_document(out)["bytes_per_token"], 131072)
+        code, out, _ = kvtier("size", "--hf-config", "/no/such/file", "--json")
+        self.assertEqual(code, 1)
+        self.assertEqual(one_document(out)["error"]["code"], "NOT_FOUND")
+
+    def test_size_lists_its_presets(self):
+        names = {p["preset"] for p in one_document(kvtier("size", "--list", "--json")[1])["presets"]}
+        self.assertLessEqual({"llama-7b", "llama-3-8b", "llama-3-70b", "deepseek-v3", "qwen2.5-7b"},
+                             names)
+        for name in names:
+            self.assertEqual(kvtier("size", "--preset", name)[0], 0, name)
+
+    def test_sizes_that_are_none(self):
+        code, out, _ = kvtier("size", "--preset", "llama-7b", "--gpu-memory", "lots", "--weights",
+                              "1GB", "--json")
+        self.assertEqual(code, 1)
+        self.assertIn("gpu-memory: 'lots'", one_document(out)["error"]["message"])
+
+
+class WithDaemon(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.daemon = support.Daemon(os.path.join(self.folder.name, "data"), "--ram-bytes", "64MiB")
+
+    def tearDown(self):
+        self.daemon.close()
+        self.folder.cleanup()
+
+    def admin(self, *arguments, code=0):
+        got, out, err = kvtier(*arguments, "--admin", self.daemon.admin_address, "--json")
+        self.assertEqual(got, code, err)
+        return one_document(out)
+
+    def replay(self, *arguments, code=0, requests=300):
+        got, out, err = kvtier("replay", "--server", self.daemon.address, "--admin",
+                               self.daemon.admin_address, "--json", "--requests", str(requests),
+                               "--block-bytes", "16KiB", *arguments)
+        self.assertEqual(got, code, err)
+        return one_document(out)
+
+    def test_replay_then_look_then_reset(self):
+        first = self.replay()
+        self.assertEqual(first["requests"], 300)
+        self.assertGreater(first["hit_ratio_all"], 0.3)
+        self.assertEqual(first["hit_ratio_ram"], first["hit_ratio_all"])
+        self.assertIsNone(first["hit_ratio_full"])
+        self.assertEqual((first["wrong_blocks"], first["ssd_writes_per_block"]), (0, 0))
+        self.assertEqual(first["verified_blocks"], first["hit_blocks"])
+        self.assertEqual(first["latency_us"]["lookup"]["count"], 300)
+        self.assertEqual(self.replay()["hit_ratio_all"], 1)
+
+        status = self.admin("status")
+        self.assertEqual(status["models"], 1)
+        self.assertEqual(status["blocks"], first["stored_blocks"])
+        ram = next(t for t in status["tiers"] if t["tier"] == "ram")
+        self.assertEqual(ram["capacity_bytes"], 64 << 20)
+        self.assertIn("ram-bytes", {s["name"] for s in status["settings"]})
+
+        model = self.admin("models")["models"][0]
+        self.assertEqual(model["name"], "kvtier-replay")
+        self.assertEqual(model["block_bytes"], 16384)
+
+        other = self.admin("reset", "--model", model["model_id"], "--tenant", "nobody")
+        self.assertEqual((other["scope"], other["dropped_blocks"]), ("namespace", 0))
+        mine = self.admin("reset", "--model", model["model_id"], "--tenant", "kvtier-replay")
+        self.assertEqual(mine["dropped_blocks"], first["stored_blocks"])
+        self.assertEqual(self.replay()["hit_blocks"], first["hit_blocks"])
+        whole = self.admin("reset", "--model", model["model_id"])
+        self.assertEqual((whole["scope"], whole["dropped_blocks"]), ("model", first["stored_blocks"]))
+        self.admin("unregister", "--model", model["model_id"])
+        self.assertEqual(self.admin("models")["models"], [])
+
+    def test_reset_with_a_salt(self):
+        salt = os.path.join(self.folder.name, "salt")
+        pathlib.Path(salt).write_bytes(b"\x00secret\n")
+        with support.Client(self.daemon.address) as client:
+            model = client.unary("RegisterModel", support.kv.RegisterModelRequest(
+                spec=support.opaque_spec())).model_id
+            who = support.prompt(model, support.tokens_of(1, 2), tenant="t", salt=b"\x00secret\n")
+            client.store(support.store_requests(
+                who, 0, [support.payload_of(1, i, 4096) for i in range(2)]))
+        missed = self.admin("reset", "--model", model.hex(), "--tenant", "t")
+        self.assertEqual(missed["dropped_blocks"], 0)
+        hit = self.admin("reset", "--model", model.hex(), "--tenant", "t", "--salt-file", salt)
+        self.assertEqual(hit["dropped_blocks"], 2)
+        error = self.admin("reset", "--model", model.hex(), "--salt-file", "/no/file", code=1)
+        self.assertEqual(error["error"]["code"], "NOT_FOUND")
+
+    def test_resize_while_a_replay_runs(self):
+        result = {}
+        worker = threading.Thread(
+            target=lambda: result.update(self.replay("--clients", "2", requests=3000)))
+        worker.start()
+        resizes = 0
+        while worker.is_alive():
+            for size in ("4MiB", "64MiB"):
+                reply = self.admin("set-capacity", "--tier", "ram", "--bytes", size)
+                resizes += 1
+            self.assertEqual(reply["capacity_bytes"], 64 << 20)
+        worker.join()
+        self.assertGreater(resizes, 1)
+        self.assertEqual(result["wrong_blocks"], 0)
+        self.assertEqual(result["verified_blocks"], result["hit_blocks"])
+        self.assertGreater(result["hit_blocks"], 0)
+
+    def test_refusals_come_through(self):
+        def error(*arguments):
+            return self.admin(*arguments, code=1)["error"]
+        self.assertEqual(error("reset", "--model", "0" * 32)["code"], "NOT_FOUND")
+        self.assertEqual(error("unregister", "--model", "0" * 32)["code"], "NOT_FOUND")
+        self.assertIn("32 hex digits", error("reset", "--model", "xyz")["message"])
+        self.assertIn("tier is 'disk'",
+                      error("set-capacity", "--tier", "disk", "--bytes", "1")["message"])
+        self.assertEqual(error("set-capacity", "--tier", "ssd", "--bytes", "1GiB")["code"],
+                         "FAILED_PRECONDITION")
+
+    def test_tables(self):
+        self.replay()
+        for command, expected in ((["status"], "serving"), (["models"], "kvtier-replay")):
+            code, out, _ = kvtier(*command, "--admin", self.daemon.admin_address)
+            self.assertEqual(code, 0)
+            self.assertIn(expected, out)
+        code, out, _ = kvtier("replay", "--server", self.daemon.address, "--requests", "10",
+                              "--block-bytes", "16KiB")
+        self.assertEqual(code, 0)
+        self.assertRegex(out.splitlines()[-1], r"^hit ratio, all blocks +1\.0000$")
+
+    def test_trace_file(self):
+        trace = os.path.join(self.folder.name, "trace.jsonl")
+        lines = [{"timestamp": i, "input_length": 600, "output_length": 1, "hash_ids": [0, i + 1]}
+                 for i in range(4)]
+        with open(trace, "w", encoding="utf-8") as file:
+            for line in lines:
+                file.write(json.dumps(line) + "\n")
+            file.write("not a request\n")
+        arguments = ["replay", "--server", self.daemon.address, "--block-bytes", "64", "--json",
+                     "--trace", trace]
+        code, out, _ = kvtier(*arguments)
+        self.assertEqual(code, 1)
+        self.assertIn(trace + ":5: not a JSON object", one_document(out)["error"]["message"])
+        code, out, _ = kvtier(*arguments, "--skip-bad-lines", "--tenant", "b")
+        self.assertEqual(code, 0)
+        report = one_document(out)
+        self.assertEqual((report["blocks"], report["hit_blocks"], report["skipped_lines"]), (8, 3, 1))
+        code, out, _ = kvtier(*arguments, "--skip-bad-lines", "--tenant", "c", "--convention",
+                              "full", "--speed", "2")
+        report = one_document(out)
+        self.assertEqual((report["blocks"], report["hit_blocks"]), (4, 3))
+        self.assertEqual(report["hit_ratio_full"], 0.75)
+
+    def test_drain(self):
+        self.assertEqual(self.admin("drain"), {"draining": True})
+        self.assertTrue(self.admin("status")["draining"])
+        self.assertIn("error", self.replay(code=1))
+
+
+if __name__ == "__main__":
+    unittest.main()
