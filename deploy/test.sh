@@ -18,7 +18,7 @@ step() { printf '\n== %s (after %d s)\n' "$1" "$SECONDS"; }
 
 build() {  # preset
   step "build $1"
-  cmake --preset "$1" >/dev/null
+  cmake --preset "$1"
   cmake --build --preset "$1"
 }
 
