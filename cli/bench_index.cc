@@ -90,7 +90,7 @@ void BenchCost(const BlockIndex& index, uint32_t blocks, BenchReport* report) {
   std::vector<EntryId> path;
   const double match = MedianNanoseconds([&] {
     path.clear();
-    KVTIER_CHECK(index.MatchPrefix(identities, kSpace, &path) == blocks);
+    KVTIER_CHECK(index.MatchPrefix(identities, kSpace, kNoEntry, &path) == blocks);
   });
   const double verify = MedianNanoseconds([&] {
     for (uint32_t i = 0; i < blocks; ++i) {

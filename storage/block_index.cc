@@ -42,17 +42,33 @@ bool BlockIndex::Matches(const Entry& e, const BlockIdentity& block, SpaceId spa
          std::memcmp(e.identity, block.bytes.data(), block.bytes.size()) == 0;
 }
 
+// Entries by key; `guess` is tried first, and then the one after it and so on.
+void BlockIndex::FindGroup(std::span<const BlockIdentity> group, EntryId guess,
+                           EntryId* found) const {
+  size_t next = 0;
+  if (guess < next_fresh_) {
+    const size_t side_by_side = std::min<size_t>(group.size(), next_fresh_ - guess);
+    for (size_t i = 0; i < side_by_side; ++i) PrefetchEntry(guess + i);
+    while (next < side_by_side && live(guess + next) && !entry(guess + next).detached &&
+           entry(guess + next).key == group[next].key) {
+      found[next] = guess + next;
+      ++next;
+    }
+  }
+  for (size_t i = next; i < group.size(); ++i) ids_.prefetch(group[i].key);
+  for (size_t i = next; i < group.size(); ++i) {
+    found[i] = FindKey(group[i].key);
+    if (found[i] != kNoEntry) PrefetchEntry(found[i]);
+  }
+}
+
 size_t BlockIndex::MatchPrefix(std::span<const BlockIdentity> blocks, SpaceId space,
-                               std::vector<EntryId>* out) const {
+                               EntryId previous, std::vector<EntryId>* out) const {
   EntryId found[kWalkGroup];
   for (size_t begin = 0; begin < blocks.size(); begin += kWalkGroup) {
     const size_t count = std::min(kWalkGroup, blocks.size() - begin);
     const std::span<const BlockIdentity> group = blocks.subspan(begin, count);
-    for (const BlockIdentity& block : group) ids_.prefetch(block.key);
-    for (size_t i = 0; i < count; ++i) {
-      found[i] = FindKey(group[i].key);
-      if (found[i] != kNoEntry) __builtin_prefetch(&entry(found[i]));
-    }
+    FindGroup(group, previous == kNoEntry ? kNoEntry : previous + 1, found);
     for (size_t i = 0; i < count; ++i) {
       if (found[i] != kNoEntry) __builtin_prefetch(entry(found[i]).identity);
     }
@@ -60,6 +76,7 @@ size_t BlockIndex::MatchPrefix(std::span<const BlockIdentity> blocks, SpaceId sp
       if (found[i] == kNoEntry || !Matches(entry(found[i]), group[i], space)) return begin + i;
       out->push_back(found[i]);
     }
+    previous = found[count - 1];
   }
   return blocks.size();
 }
@@ -114,16 +131,11 @@ EntryId BlockIndex::Insert(const BlockIdentity& block, SpaceId space, uint32_t m
   return id;
 }
 
-void BlockIndex::TakeFromMap(const Entry& e) {
-  ids_.erase(e.key);
-  ++removals_;
-}
-
 void BlockIndex::Remove(EntryId id) {
   Entry& e = entry(id);
   KVTIER_CHECK(e.part_count > 0 && e.parts_present == 0 && !e.in_use());
   for (TierKind tier : kAllTiers) KVTIER_CHECK(!e.listed[static_cast<int>(tier)]);
-  if (!e.detached) TakeFromMap(e);
+  if (!e.detached) ids_.erase(e.key);
   identity_bytes_ -= e.identity_bytes;
   delete[] e.identity;
   if (e.part_count > 1) {
@@ -140,7 +152,7 @@ void BlockIndex::Detach(EntryId id) {
   Entry& e = entry(id);
   KVTIER_CHECK(!e.detached);
   for (TierKind tier : kAllTiers) Unlist(id, tier);
-  TakeFromMap(e);
+  ids_.erase(e.key);
   e.detached = true;
 }
 
@@ -196,6 +208,22 @@ void BlockIndex::PushNewest(EntryId id, TierKind tier) {
     oldest_[t] = id;
   }
   newest_[t] = id;
+}
+
+void BlockIndex::PushOlderThan(EntryId newer, EntryId id, TierKind tier) {
+  const int t = static_cast<int>(tier);
+  Entry& e = entry(id);
+  Entry& neighbour = entry(newer);
+  KVTIER_CHECK(!e.listed[t] && !e.detached && neighbour.listed[t]);
+  e.listed[t] = true;
+  e.newer[t] = newer;
+  e.older[t] = neighbour.older[t];
+  if (neighbour.older[t] != kNoEntry) {
+    entry(neighbour.older[t]).newer[t] = id;
+  } else {
+    oldest_[t] = id;
+  }
+  neighbour.older[t] = id;
 }
 
 void BlockIndex::Unlist(EntryId id, TierKind tier) {

@@ -32,8 +32,8 @@ struct PartState {
   bool present() const;  // in some tier
 };
 
-// One block. Parts are reached through BlockIndex::parts.
-struct Entry {
+// One block, in two cache lines: a walk reads both. Parts are reached through BlockIndex::parts.
+struct alignas(64) Entry {
   BlockKey key;
   BlockKey parent;  // the root for block 0
   const char* identity = nullptr;
@@ -72,8 +72,9 @@ class BlockIndex {
   BlockIndex& operator=(const BlockIndex&) = delete;
 
   // Appends the entries of the leading identities that exist in `space`, and returns how many:
-  // every one compared in full (key, parent key, identity), complete or not.
-  size_t MatchPrefix(std::span<const BlockIdentity> blocks, SpaceId space,
+  // every one compared in full (key, parent key, identity), complete or not. `previous` is the
+  // entry of the block before them, or kNoEntry: what was stored in one go lies side by side.
+  size_t MatchPrefix(std::span<const BlockIdentity> blocks, SpaceId space, EntryId previous,
                      std::vector<EntryId>* out) const;
   // The one block, compared in full. kNoEntry when there is none.
   EntryId Find(const BlockIdentity& block, SpaceId space) const;
@@ -101,6 +102,8 @@ class BlockIndex {
 
   // The order of one tier: oldest leaves first. A block is in it when listed.
   void PushNewest(EntryId id, TierKind tier);
+  // Next to `newer`, on its older side. REQUIRES: `newer` is listed.
+  void PushOlderThan(EntryId newer, EntryId id, TierKind tier);
   void Unlist(EntryId id, TierKind tier);
   EntryId oldest(TierKind tier) const { return oldest_[static_cast<int>(tier)]; }
   EntryId NextNewer(EntryId id, TierKind tier) const {
@@ -110,9 +113,6 @@ class BlockIndex {
   uint64_t size() const { return size_; }      // entries, detached ones included
   EntryId end() const { return next_fresh_; }  // every id is below; some are free
   bool live(EntryId id) const { return entry(id).part_count > 0; }
-  // Entries that were ever taken out of the map: while it stands still, an EntryId names the same
-  // block.
-  uint64_t removals() const { return removals_; }
   uint64_t complete_blocks() const { return complete_; }
   uint64_t complete_in(TierKind tier) const { return complete_in_[static_cast<int>(tier)]; }
   // Memory held, identities included / identities alone.
@@ -128,14 +128,17 @@ class BlockIndex {
 
   bool Matches(const Entry& entry, const BlockIdentity& block, SpaceId space) const;
   EntryId TakeId();
-  void TakeFromMap(const Entry& entry);
+  void PrefetchEntry(EntryId id) const {
+    __builtin_prefetch(&entry(id));
+    __builtin_prefetch(reinterpret_cast<const char*>(&entry(id)) + 64);
+  }
+  void FindGroup(std::span<const BlockIdentity> group, EntryId guess, EntryId* found) const;
 
   absl::flat_hash_map<BlockKey, EntryId> ids_;
   std::vector<std::unique_ptr<Entry[]>> chunks_;
   EntryId free_ = kNoEntry;  // chained through Entry::newer[0]
   EntryId next_fresh_ = 0;
   uint64_t size_ = 0;
-  uint64_t removals_ = 0;
   uint64_t complete_ = 0;
   std::array<uint64_t, kTiers> complete_in_{};
   uint64_t identity_bytes_ = 0;

@@ -12,9 +12,9 @@ namespace kvtier {
 namespace {
 
 // First a bite small enough that a miss at block 0 costs next to nothing, then ever larger ones.
-constexpr uint64_t kFirstWalk = 64;
+constexpr uint64_t kFirstWalk = 8;
 constexpr uint64_t kWalkGrowth = 8;
-constexpr uint64_t kLongestWalk = 8192;
+constexpr uint64_t kLongestWalk = 512;
 // Blocks looked at per hold of the lock while a reset sweeps the index.
 constexpr EntryId kSweepStep = 16384;
 
@@ -182,83 +182,93 @@ TierKind TierManager::BestTierLocked(EntryId block) const {
   return static_cast<TierKind>(slowest);
 }
 
-uint32_t TierManager::LeadingGroupBlocksLocked(std::span<const EntryId> path,
-                                               uint32_t group) const {
-  uint32_t count = 0;
-  while (count < path.size() && GroupPresentLocked(path[count], group)) ++count;
-  return count;
-}
-
-// The entries of the prompt's leading blocks, at most `limit`; hashes outside the lock, and no
-// further than blocks are found.
-absl::StatusOr<TierManager::Walk> TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit) {
-  Walk walk;
-  for (uint64_t step = kFirstWalk;; step = std::min(step * kWalkGrowth, kLongestWalk)) {
-    const size_t begin = walk.identities.size();
-    const uint64_t wanted = std::min(step, limit - begin);
-    walk.identities.reserve(begin + std::min(wanted, prompt.cursor.blocks() - begin));
-    prompt.cursor.Next(wanted, &walk.identities);
-    MutexLock lock(mutex_);
-    KVTIER_ASSIGN_OR_RETURN(walk.model, FindModelLocked(prompt.model));
-    const std::optional<SpaceId> space = FindSpaceLocked(prompt.canonical_root);
-    if (begin == 0) walk.removals = index_.removals();
-    if (!space.has_value()) return walk;
-    index_.MatchPrefix(std::span(walk.identities).subspan(begin), *space, &walk.path);
-    if (walk.path.size() < walk.identities.size() || walk.identities.size() == limit) return walk;
-    if (prompt.cursor.position() == prompt.cursor.blocks()) return walk;
-  }
-}
-
-// Between two holds of the lock blocks may have left, and their entries may name others by now:
-// then the walk is done again, in this hold.
-void TierManager::RevalidateLocked(const PromptRef& prompt, Walk* walk) const {
-  if (walk->removals == index_.removals()) return;
-  walk->path.clear();
-  const std::optional<SpaceId> space = FindSpaceLocked(prompt.canonical_root);
-  if (space.has_value()) index_.MatchPrefix(walk->identities, *space, &walk->path);
-}
-
-void TierManager::CountHitsLocked(const Model& model, std::span<const EntryId> path,
-                                  LookupResult* result) {
-  uint32_t blocks = 0;
-  for (; blocks < path.size() && index_.entry(path[blocks]).complete(); ++blocks) {
-    const TierKind best = BestTierLocked(path[blocks]);
-    index_.entry(path[blocks]).hit = true;
+// Takes the next block of a walk into the answer. False when no layer group goes on with it: then
+// the walk ends before it.
+bool TierManager::CountHitLocked(const Model& model, EntryId block, LookupResult* result) {
+  Entry& entry = index_.entry(block);
+  const uint32_t position = entry.depth;
+  if (entry.complete() && result->blocks == position) {
+    const TierKind best = BestTierLocked(block);
+    entry.hit = true;
     ++counts_.tiers[static_cast<int>(best)].hits;
+    ++counts_.hit_blocks;
+    ++result->blocks;
     if (result->runs.empty() || result->runs.back().first != best) {
       result->runs.emplace_back(best, 0);
     }
     ++result->runs.back().second;
   }
-  result->blocks = blocks;
+  bool goes_on = false;
   for (uint32_t group = 0; group < model.groups; ++group) {
-    result->group_blocks.push_back(model.groups == 1 ? blocks
-                                                     : LeadingGroupBlocksLocked(path, group));
+    if (result->group_blocks[group] < position || !GroupPresentLocked(block, group)) continue;
+    ++result->group_blocks[group];
+    goes_on = true;
   }
-  counts_.hit_blocks += blocks;
+  return goes_on;
+}
+
+// Goes down the prompt's leading blocks that exist, at most `limit`. Each is pinned into
+// walk->path, or touched. With a result it ends where Lookup's answer does. Hashes outside the
+// lock, and no further than blocks are found; what is pinned, or was touched, needs no second look.
+absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin,
+                                     LookupResult* result, Walk* walk) {
+  std::vector<BlockIdentity> identities;
+  std::vector<EntryId> found;
+  SpaceId space = 0;
+  EntryId previous = kNoEntry;
+  for (uint64_t step = kFirstWalk;; step = std::min(step * kWalkGrowth, kLongestWalk)) {
+    const BlockKey previous_key = identities.empty() ? BlockKey{} : identities.back().key;
+    identities.clear();
+    found.clear();
+    const bool begins = prompt.cursor.position() == 0;
+    prompt.cursor.Next(std::min(step, limit - prompt.cursor.position()), &identities);
+    MutexLock lock(mutex_);
+    if (begins) {
+      KVTIER_ASSIGN_OR_RETURN(walk->model, FindModelLocked(prompt.model));
+      if (result != nullptr) BeginAnswerLocked(*walk->model, prompt.cursor.blocks(), result);
+      const std::optional<SpaceId> known = FindSpaceLocked(prompt.canonical_root);
+      if (!known.has_value()) return absl::OkStatus();
+      space = *known;
+    } else if (previous != kNoEntry &&
+               (!index_.live(previous) || index_.entry(previous).key != previous_key)) {
+      previous = kNoEntry;  // it has left since, and its entry is another block's
+    }
+    index_.MatchPrefix(identities, space, previous, &found);
+    for (EntryId block : found) {
+      if (result != nullptr && !CountHitLocked(*walk->model, block, result)) {
+        return absl::OkStatus();
+      }
+      if (pin) {
+        AddPinLocked(block);
+        walk->path.push_back(block);
+      } else {
+        TouchLocked(block, previous);
+      }
+      previous = block;
+    }
+    const uint64_t position = prompt.cursor.position();
+    if (found.size() < identities.size() || position == limit) return absl::OkStatus();
+  }
+}
+
+void TierManager::BeginAnswerLocked(const Model& model, uint64_t blocks, LookupResult* result) {
+  ++counts_.lookups;
+  counts_.lookup_blocks += blocks;
+  result->block_tokens = model.spec.block_tokens;
+  result->group_blocks.assign(model.groups, 0);
 }
 
 absl::StatusOr<LookupResult> TierManager::Lookup(PromptRef& prompt, const LookupOptions& options) {
-  KVTIER_ASSIGN_OR_RETURN(Walk walk, WalkPrompt(prompt, prompt.cursor.blocks()));
-
+  const bool lease = options.lease > Duration::zero();
+  const bool pin = lease || options.promote_to.has_value();
   LookupResult result;
-  std::shared_ptr<PinSet> pins;  // ends after the lock is released
-  {
+  Walk walk;
+  KVTIER_RETURN_IF_ERROR(WalkPrompt(prompt, prompt.cursor.blocks(), pin, &result, &walk));
+  if (walk.path.empty()) return result;
+  auto pins = std::make_shared<const PinSet>(this, std::move(walk.path));
+  if (lease) {
     MutexLock lock(mutex_);
-    RevalidateLocked(prompt, &walk);
-    std::vector<EntryId>& path = walk.path;
-    ++counts_.lookups;
-    counts_.lookup_blocks += prompt.cursor.blocks();
-    result.block_tokens = walk.model->spec.block_tokens;
-    CountHitsLocked(*walk.model, path, &result);
-    path.resize(*std::max_element(result.group_blocks.begin(), result.group_blocks.end()));
-    for (size_t i = path.size(); i-- > 0;) TouchLocked(path[i]);
-    const bool lease = options.lease > Duration::zero();
-    if (path.empty() || !(lease || options.promote_to.has_value())) return result;
-    pins = PinLocked(std::move(path));
-    if (lease) {
-      KVTIER_ASSIGN_OR_RETURN(result.lease, AddLeaseLocked(*walk.model, pins, options));
-    }
+    KVTIER_ASSIGN_OR_RETURN(result.lease, AddLeaseLocked(*walk.model, pins, options));
   }
   if (options.promote_to.has_value()) {
     StartPromotion(std::move(pins), result.blocks, *options.promote_to);
@@ -273,11 +283,6 @@ void TierManager::AddPinLocked(EntryId block) {
   if (entry.pins++ > 0) return;
   for (TierKind kind : kAllTiers) index_.Unlist(block, kind);
   ++counts_.pinned_blocks;
-}
-
-std::shared_ptr<PinSet> TierManager::PinLocked(std::vector<EntryId> path) {
-  for (EntryId block : path) AddPinLocked(block);
-  return std::make_shared<PinSet>(this, std::move(path));
 }
 
 void TierManager::Unpin(const std::vector<EntryId>& path) {
@@ -318,9 +323,10 @@ void TierManager::SettleLocked(EntryId block, Erasures* erasures) {
   }
 }
 
-// Use makes a block the most recent of the memory tiers it is in. The SSD order moves only for
-// blocks that are nowhere else: with every RAM hit in it too, it would keep what RAM keeps anyway.
-void TierManager::TouchLocked(EntryId block) {
+// Use makes a path the most recent of the memory tiers it is in: its head the newest, each block
+// next to its parent, on the older side. The SSD order moves only for blocks that are nowhere else:
+// with every RAM hit in it too, it would keep what RAM keeps anyway.
+void TierManager::TouchLocked(EntryId block, EntryId parent) {
   const Entry& entry = index_.entry(block);
   bool in_memory = false;
   for (TierKind kind : kAllTiers) {
@@ -328,7 +334,11 @@ void TierManager::TouchLocked(EntryId block) {
     if (kind == TierKind::kSsd && in_memory) continue;
     in_memory = true;
     index_.Unlist(block, kind);
-    index_.PushNewest(block, kind);
+    if (parent != kNoEntry && index_.entry(parent).listed[static_cast<int>(kind)]) {
+      index_.PushOlderThan(parent, block, kind);
+    } else {
+      index_.PushNewest(block, kind);
+    }
   }
 }
 
@@ -421,11 +431,11 @@ absl::StatusOr<std::unique_ptr<FetchSession>> TierManager::BeginFetch(PromptRef&
                                                    ", ", last, "), the prompt has ",
                                                    prompt.cursor.blocks(), " full blocks"));
   }
-  KVTIER_ASSIGN_OR_RETURN(Walk walk, WalkPrompt(prompt, last));
+  Walk walk;
+  KVTIER_RETURN_IF_ERROR(WalkPrompt(prompt, last, /*pin=*/true, nullptr, &walk));
+  auto pins = std::make_shared<const PinSet>(this, std::move(walk.path));
   KVTIER_RETURN_IF_ERROR(CheckPart(part, walk.model->part_bytes.size()));
-  MutexLock lock(mutex_);
-  RevalidateLocked(prompt, &walk);
-  return std::make_unique<FetchSession>(this, PinLocked(std::move(walk.path)), first, last,
+  return std::make_unique<FetchSession>(this, std::move(pins), first, last,
                                         static_cast<uint16_t>(part));
 }
 
@@ -466,7 +476,7 @@ absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef&
   KVTIER_RETURN_IF_ERROR(CheckPart(part, model->part_bytes.size()));
   const SpaceId space = TakeSpaceLocked(model->number, prompt.canonical_root);
   std::vector<EntryId> path;
-  index_.MatchPrefix(identities, space, &path);
+  index_.MatchPrefix(identities, space, kNoEntry, &path);
   std::vector<StoreSession::Block> blocks(count);
   for (uint32_t i = 0; i < count; ++i) {
     const BlockIdentity& identity = identities[first + i];

@@ -217,12 +217,9 @@ class TierManager {
     std::string client;
     TimePoint expiry;
   };
-  // The blocks of a prompt that exist, as found in one or several holds of the lock.
   struct Walk {
     Model* model = nullptr;
-    std::vector<BlockIdentity> identities;
-    std::vector<EntryId> path;  // of the leading identities
-    uint64_t removals = 0;      // BlockIndex::removals() in the first hold
+    std::vector<EntryId> path;  // pinned
   };
   // What leaves its tier once the lock is released.
   struct Erasures {
@@ -248,18 +245,17 @@ class TierManager {
   void DropSpaceRefLocked(SpaceId space) KVTIER_REQUIRES(mutex_);
   bool GroupPresentLocked(EntryId block, uint32_t group) const KVTIER_REQUIRES(mutex_);
   TierKind BestTierLocked(EntryId block) const KVTIER_REQUIRES(mutex_);
-  uint32_t LeadingGroupBlocksLocked(std::span<const EntryId> path, uint32_t group) const
+  bool CountHitLocked(const Model& model, EntryId block, LookupResult* result)
       KVTIER_REQUIRES(mutex_);
-  absl::StatusOr<Walk> WalkPrompt(PromptRef& prompt, uint64_t limit) KVTIER_EXCLUDES(mutex_);
-  void RevalidateLocked(const PromptRef& prompt, Walk* walk) const KVTIER_REQUIRES(mutex_);
-  void CountHitsLocked(const Model& model, std::span<const EntryId> path, LookupResult* result)
+  absl::Status WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, LookupResult* result,
+                          Walk* walk) KVTIER_EXCLUDES(mutex_);
+  void BeginAnswerLocked(const Model& model, uint64_t blocks, LookupResult* result)
       KVTIER_REQUIRES(mutex_);
   absl::StatusOr<LeaseId> AddLeaseLocked(const Model& model, std::shared_ptr<const PinSet> pins,
                                          const LookupOptions& options) KVTIER_REQUIRES(mutex_);
   std::shared_ptr<const PinSet> RemoveLeaseLocked(LeaseId id) KVTIER_REQUIRES(mutex_);
-  std::shared_ptr<PinSet> PinLocked(std::vector<EntryId> path) KVTIER_REQUIRES(mutex_);
   void AddPinLocked(EntryId block) KVTIER_REQUIRES(mutex_);
-  void TouchLocked(EntryId block) KVTIER_REQUIRES(mutex_);
+  void TouchLocked(EntryId block, EntryId parent) KVTIER_REQUIRES(mutex_);
   void Unpin(const std::vector<EntryId>& path) KVTIER_EXCLUDES(mutex_);
   void UnpinLocked(const std::vector<EntryId>& path, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   void SettleLocked(EntryId block, Erasures* erasures) KVTIER_REQUIRES(mutex_);
