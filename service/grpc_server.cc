@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/channel_args.h"
 #include "common/log.h"
 #include "service/data_dir.h"
 
@@ -30,6 +31,7 @@ int ReceiveLimit(const Config& config) {
 }
 
 void Harden(const Config& config, grpc::ServerBuilder* builder) {
+  for (const ChannelArg& arg : kTransportArgs) builder->AddChannelArgument(arg.name, arg.value);
   builder->SetMaxReceiveMessageSize(ReceiveLimit(config));
   builder->SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder->SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
