@@ -26,6 +26,14 @@ class DaemonTestCase(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
         self.data = str(self.folder / "data")
+        self.addCleanup(self.show_logs)
+
+    def show_logs(self):
+        """Of a test that failed: what its daemons said."""
+        result = self._outcome.result
+        if any(test is self for test, _ in result.errors + result.failures):
+            for log in sorted(self.folder.glob("*.log")):
+                print(f"--- {log}\n{log.read_text()[-4000:]}", file=sys.stderr)
 
     def start(self, *flags, **options):
         return self.enterContext(Daemon(self.data, *flags, **options))
@@ -213,11 +221,12 @@ class StopTest(DaemonTestCase):
     def test_second_signal_ends_at_once(self):
         daemon = self.start("--drain-ms", "3600000")
         client = self.client(daemon.address)
-        self.hold_a_store(daemon, client)
+        _, _, answer = self.hold_a_store(daemon, client)
         daemon.send(signal.SIGTERM)
         self.poll(lambda: not client.serving())
         daemon.send(signal.SIGTERM)
         self.assertEqual(daemon.wait(), -signal.SIGTERM)
+        self.assertEqual(answer.code(), grpc.StatusCode.UNAVAILABLE)  # a dropped answer cancels
 
     def test_stop_under_load_is_clean_every_time(self):
         for cycle in range(5):
