@@ -25,9 +25,9 @@
 #include <cstring>
 #include <vector>
 
-#include "client/payload.h"
 #include "common/channel_args.h"
 #include "common/check.h"
+#include "common/copy_past.h"
 #include "common/mutex.h"
 
 namespace kvtier::bench {
@@ -130,15 +130,14 @@ class Sink {
     slices_.clear();
   }
   uint64_t Finish() {
-    client_internal::FinishCopies();
+    FinishCopies();
     return received_;
   }
 
  private:
   void Copy(const ::grpc::Slice& slice) {
     if (offset_ + slice.size() > kTransferBytes) offset_ = 0;
-    client_internal::CopyPast(target_->data() + offset_,
-                              std::as_bytes(std::span(slice.begin(), slice.end())));
+    CopyPast(target_->data() + offset_, std::as_bytes(std::span(slice.begin(), slice.end())));
     offset_ += slice.size();
   }
 
@@ -336,9 +335,9 @@ double MemcpySeconds(WarmMemory& from, WarmMemory& to) {
   const double through_cache = SecondsSince(start);
   start = std::chrono::steady_clock::now();
   for (uint64_t i = 0; i < kTransferBlocks; ++i) {
-    client_internal::CopyPast(to.block(i).data(), from.block(i));
+    CopyPast(to.block(i).data(), from.block(i));
   }
-  client_internal::FinishCopies();
+  FinishCopies();
   return std::min(through_cache, SecondsSince(start));
 }
 

@@ -49,7 +49,7 @@ class WarmMemory {
 };
 
 // Seconds to copy kTransferBytes block by block from `from` to `to` (each at least that large): the
-// better of memcpy and of the client's own copy, which goes past the cache.
+// better of memcpy and of CopyPast.
 double MemcpySeconds(WarmMemory& from, WarmMemory& to);
 
 enum class Receiver { kDrops, kCopies };

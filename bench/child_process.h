@@ -21,6 +21,7 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
+  pid_t pid() const { return pid_; }
   // UNAVAILABLE once the child has ended by itself.
   absl::Status CheckRunning();
   // SIGTERM, and waits. An error when it did not end with status 0.

@@ -1,6 +1,7 @@
 #include "client/fetch_assembler.h"
 
 #include "common/check.h"
+#include "common/copy_past.h"
 
 namespace kvtier::client_internal {
 namespace {

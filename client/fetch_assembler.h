@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "client/payload.h"
+#include "common/running_checksum.h"
 #include "common/status.h"
 #include "common/wire.h"
 #include "kvtier/client.h"

@@ -4,6 +4,11 @@
 #include "absl/strings/string_view.h"
 #include "xxhash.h"
 
+#if defined(__x86_64__)
+#define XXH_DISPATCH_DISABLE_REPLACE
+#include "xxh_x86dispatch.h"
+#endif
+
 namespace kvtier {
 namespace {
 
@@ -58,6 +63,12 @@ Digest128 Digest128::Of(std::string_view data) {
   return Digest128{hash.high64, hash.low64};
 }
 
-uint64_t PayloadChecksum(const void* data, size_t bytes) { return XXH3_64bits(data, bytes); }
+uint64_t PayloadChecksum(const void* data, size_t bytes) {
+#if defined(__x86_64__)
+  return XXH3_64bits_dispatch(data, bytes);  // the widest vectors that the CPU has
+#else
+  return XXH3_64bits(data, bytes);
+#endif
+}
 
 }  // namespace kvtier

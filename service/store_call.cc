@@ -1,16 +1,13 @@
 #include "service/store_call.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "common/copy_past.h"
 #include "kvtier/v1/kvtier.pb.h"
 
 namespace kvtier {
 namespace {
-
-// Copied, then hashed, in steps that stay in the first level of the cache.
-constexpr size_t kStep = 16 << 10;
 
 v1::BlockOutcome OutcomeOf(const StoreSession& session, uint32_t block) {
   v1::BlockOutcome out;
@@ -239,14 +236,13 @@ absl::Status StoreCall::StartBlock(const wire::Piece& piece) {
 void StoreCall::Land(wire::Slices payload) {
   std::span<std::byte> to = session_->Buffer(block_).subspan(offset_);
   for (std::string_view slice : payload) {
-    while (!slice.empty()) {
-      const size_t bytes = std::min(slice.size(), kStep);
-      std::memcpy(to.data(), slice.data(), bytes);
-      received_.Update(to.first(bytes));
-      to = to.subspan(bytes);
-      slice.remove_prefix(bytes);
-    }
+    const auto bytes = std::as_bytes(std::span(slice));
+    // Hashed where the socket's read has just put it, while it is in the CPU's cache.
+    received_.Update(bytes);
+    CopyPast(to.data(), bytes);
+    to = to.subspan(bytes.size());
   }
+  FinishCopies();
 }
 
 void StoreCall::EndBlock() {

@@ -1,41 +1,13 @@
-#include "client/payload.h"
+#include "common/copy_past.h"
 
+#include <cstdint>
 #include <cstring>
 
-#include "common/check.h"
-
-#define XXH_STATIC_LINKING_ONLY  // for a state that can be allocated here
-#include "xxhash.h"
-
 #if defined(__x86_64__)
-#define XXH_DISPATCH_DISABLE_REPLACE
 #include <emmintrin.h>
-
-#include "xxh_x86dispatch.h"
 #endif
 
-namespace kvtier::client_internal {
-
-struct RunningChecksum::State {
-  XXH3_state_t xxh;
-};
-
-RunningChecksum::RunningChecksum() : state_(std::make_unique<State>()) { Restart(); }
-RunningChecksum::RunningChecksum(RunningChecksum&&) noexcept = default;
-RunningChecksum& RunningChecksum::operator=(RunningChecksum&&) noexcept = default;
-RunningChecksum::~RunningChecksum() = default;
-
-void RunningChecksum::Restart() { KVTIER_CHECK(XXH3_64bits_reset(&state_->xxh) == XXH_OK); }
-
-void RunningChecksum::Update(std::span<const std::byte> bytes) {
-#if defined(__x86_64__)
-  KVTIER_CHECK(XXH3_64bits_update_dispatch(&state_->xxh, bytes.data(), bytes.size()) == XXH_OK);
-#else
-  KVTIER_CHECK(XXH3_64bits_update(&state_->xxh, bytes.data(), bytes.size()) == XXH_OK);
-#endif
-}
-
-uint64_t RunningChecksum::Value() const { return XXH3_64bits_digest(&state_->xxh); }
+namespace kvtier {
 
 #if defined(__x86_64__)
 
@@ -79,4 +51,4 @@ void FinishCopies() {}
 
 #endif
 
-}  // namespace kvtier::client_internal
+}  // namespace kvtier
