@@ -480,24 +480,77 @@ TEST(SlotPoolThreadsTest, AllocateFreeResizeAndPrefaultTogether) {
   EXPECT_LE(device.TakePeak(), 12 * kMiB);
 }
 
-// While one thread takes memory for a class, the others wait for it instead of seeing a full pool.
-TEST(SlotPoolThreadsTest, NobodyIsTurnedAwayWhileThereIsRoom) {
-  for (int round = 0; round < 20; ++round) {
-    FakeDeviceMemory device;
-    SlotPool pool(&device, 64 * 64 * kKiB);
-    std::array<std::vector<Slot>, 4> taken;
-    {
-      ThreadPool threads(4);
-      for (std::vector<Slot>& mine : taken) {
-        threads.Run([&pool, &mine] {
-          for (int i = 0; i < 16; ++i) mine.push_back(pool.Allocate(64 * kKiB));
-        });
+// What another thread does while the pool is in the device's Allocate.
+class SlotPoolMeanwhileTest : public testing::Test {
+ protected:
+  // The device goes on when `other` has returned, or, where it `may_wait`, clearly does.
+  void Meanwhile(bool may_wait, std::function<void()> other) {
+    device_.OnAllocate([this, may_wait, other = std::move(other)] {
+      thread_.Run([this, other] {
+        other();
+        MutexLock lock(mutex_);
+        returned_ = true;
+        wake_.NotifyAll();
+      });
+      MutexLock lock(mutex_);
+      while (!returned_) {
+        if (!wake_.WaitFor(mutex_, std::chrono::milliseconds(50)) && may_wait) return;
       }
-    }
-    for (const std::vector<Slot>& mine : taken) {
-      for (const Slot& slot : mine) EXPECT_TRUE(slot);
-    }
+    });
   }
+  void AwaitOther() {
+    MutexLock lock(mutex_);
+    while (!returned_) wake_.Wait(mutex_);
+  }
+
+  static constexpr uint64_t kTwoSlots = 2 * kSmallSlot;
+
+  FakeDeviceMemory memory_;
+  FaultyDeviceMemory device_{&memory_};
+  SlotPool pool_{&device_, kTwoSlots};
+  Mutex mutex_;
+  CondVar wake_;
+  bool returned_ KVTIER_GUARDED_BY(mutex_) = false;
+  ThreadPool thread_{1};
+};
+
+TEST_F(SlotPoolMeanwhileTest, AllocateWaitsForAnothersMemoryInsteadOfSeeingAFullPool) {
+  Slot theirs;
+  Meanwhile(true, [this, &theirs] { theirs = pool_.Allocate(kSmallSlot); });
+  const Slot ours = pool_.Allocate(kSmallSlot);
+  AwaitOther();
+  EXPECT_TRUE(ours);
+  EXPECT_TRUE(theirs);
+  EXPECT_FALSE(pool_.Allocate(kSmallSlot));
+}
+
+TEST_F(SlotPoolMeanwhileTest, AllocateWaitsForWhatPrefaultIsTaking) {
+  Slot theirs;
+  Meanwhile(true, [this, &theirs] { theirs = pool_.Allocate(kTwoSlots); });
+  EXPECT_TRUE(pool_.Prefault(nullptr).ok());
+  AwaitOther();
+  EXPECT_TRUE(theirs);
+}
+
+TEST_F(SlotPoolMeanwhileTest, SetCapacityGivesBackWhatWasBeingTaken) {
+  Meanwhile(true, [this] { pool_.SetCapacity(kSmallSlot); });
+  EXPECT_TRUE(pool_.Prefault(nullptr).ok());
+  AwaitOther();
+  EXPECT_FALSE(pool_.OverCapacity());
+  EXPECT_LE(device_.taken_bytes(), kSmallSlot);
+}
+
+TEST_F(SlotPoolMeanwhileTest, SlotsAreReadAndFreedWithoutWaitingForTheDevice) {
+  const SlotId first = pool_.Allocate(kSmallSlot / 2).Release();
+  uint64_t seen = 0;
+  pool_.SetCapacity(4 * kTwoSlots);
+  Meanwhile(false, [this, first, &seen] {
+    seen = pool_.Bytes(first).size();
+    pool_.Free(first);
+  });
+  EXPECT_TRUE(pool_.Allocate(kTwoSlots));  // hangs where they wait
+  AwaitOther();
+  EXPECT_EQ(seen, kSmallSlot / 2);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "common/mutex.h"
 #include "gpu/device_memory.h"
@@ -21,6 +23,11 @@ class FaultyDeviceMemory final : public DeviceMemory {
     first_ = first;
     count_ = count;
   }
+  // Runs `hook` within the next Allocate, once, before the memory is taken.
+  void OnAllocate(std::function<void()> hook) {
+    MutexLock lock(mutex_);
+    on_allocate_ = std::move(hook);
+  }
   uint64_t taken_bytes() const {
     MutexLock lock(mutex_);
     return taken_bytes_;
@@ -38,6 +45,7 @@ class FaultyDeviceMemory final : public DeviceMemory {
   }
 
   absl::StatusOr<Region> Allocate(uint64_t bytes) override {
+    if (const std::function<void()> hook = TakeHook()) hook();
     if (ShouldFail()) return Error("Allocate");
     absl::StatusOr<Region> region = device_->Allocate(bytes);
     if (region.ok()) Count(0, region->bytes);
@@ -75,6 +83,10 @@ class FaultyDeviceMemory final : public DeviceMemory {
   static absl::Status Error(const char* call) {
     return absl::ResourceExhaustedError(absl::StrCat("faulty memory: ", call, " was told to fail"));
   }
+  std::function<void()> TakeHook() {
+    MutexLock lock(mutex_);
+    return std::exchange(on_allocate_, nullptr);
+  }
   bool ShouldFail() {
     MutexLock lock(mutex_);
     ++calls_;
@@ -90,6 +102,7 @@ class FaultyDeviceMemory final : public DeviceMemory {
 
   DeviceMemory* const device_;
   mutable Mutex mutex_;
+  std::function<void()> on_allocate_ KVTIER_GUARDED_BY(mutex_);
   uint64_t calls_ KVTIER_GUARDED_BY(mutex_) = 0;
   uint64_t first_ KVTIER_GUARDED_BY(mutex_) = 0;
   uint64_t count_ KVTIER_GUARDED_BY(mutex_) = 0;  // 0: none fails
