@@ -259,12 +259,8 @@ Client::~Client() = default;
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
   KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, Transport::Create(options.address));
-  if (!transport->WaitConnected(options.connect_deadline)) {
-    const double seconds = std::chrono::duration<double>(options.connect_deadline).count();
-    return absl::UnavailableError(
-        absl::StrCat("no connection to ", options.address, " within ", seconds, " s"));
-  }
   auto core = std::make_shared<Core>(std::move(options), std::move(transport));
+  KVTIER_RETURN_IF_ERROR(core->WaitConnected());
   return std::unique_ptr<Client>(new Client(std::move(core)));
 }
 

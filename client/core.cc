@@ -1,10 +1,12 @@
 #include "client/core.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace kvtier::client_internal {
 namespace {
 
+constexpr Duration kConnectPause = std::chrono::milliseconds(20);
 constexpr Duration kFirstPause = std::chrono::milliseconds(5);  // doubles with each retry
 
 bool IsFailure(const absl::Status& status) {
@@ -17,6 +19,16 @@ Core::Core(ClientOptions options, std::unique_ptr<Transport> transport)
     : options_(std::move(options)),
       transport_(std::move(transport)),
       breaker_(options_.breaker, options_.clock != nullptr ? options_.clock : &steady_clock_) {}
+
+absl::Status Core::WaitConnected() {
+  const TimePoint end = steady_clock_.Now() + options_.connect_deadline;
+  while (true) {
+    const Duration left = std::max(end - steady_clock_.Now(), Duration::zero());
+    const absl::Status status = transport_->Connect(left);
+    if (status.ok() || steady_clock_.Now() + kConnectPause >= end) return status;
+    Pause(kConnectPause);
+  }
+}
 
 absl::Status Core::Call(Duration limit, const Attempt& attempt) {
   KVTIER_RETURN_IF_ERROR(Annotate(breaker_.Admit(), options_.address));

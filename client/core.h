@@ -21,6 +21,9 @@ class Core {
   const ClientOptions& options() const { return options_; }
   Transport& transport() { return *transport_; }
 
+  // UNAVAILABLE when nobody accepts a connection within connect_deadline.
+  absl::Status WaitConnected();
+
   // Makes a call through the breaker. `attempt` gets the time left and may run again, after
   // UNAVAILABLE and while nothing was received.
   using Attempt = std::function<CallResult(Duration left)>;

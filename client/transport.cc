@@ -2,20 +2,22 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
 #include <grpcpp/impl/codegen/rpc_method.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/slice.h>
 #include <grpcpp/support/sync_stream.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
-#include <algorithm>
 #include <array>
+#include <atomic>
 #include <utility>
 
-#include "absl/strings/numbers.h"
+#include "client/connect.h"
 #include "client/retry_delay.h"
 #include "common/channel_args.h"
 #include "common/mutex.h"
@@ -57,20 +59,9 @@ class LentMemory {
                          ::grpc::Slice::STEAL_REF);
   }
 
-  // False when the time was up.
-  bool WaitReturned(Duration limit) {
-    const TimePoint start = std::chrono::steady_clock::now();
+  bool AllReturned() {
     MutexLock lock(mutex_);
-    while (lent_ > 0) {
-      const Duration left = limit - (std::chrono::steady_clock::now() - start);
-      if (left <= Duration::zero()) return false;
-      returned_.WaitFor(mutex_, left);
-    }
-    return true;
-  }
-  void WaitReturned() {
-    MutexLock lock(mutex_);
-    while (lent_ > 0) returned_.Wait(mutex_);
+    return lent_ == 0;
   }
 
  private:
@@ -78,11 +69,9 @@ class LentMemory {
     auto* lent = static_cast<LentMemory*>(self);
     MutexLock lock(lent->mutex_);
     --lent->lent_;
-    lent->returned_.NotifyOne();
   }
 
   Mutex mutex_;
-  CondVar returned_;
   int lent_ KVTIER_GUARDED_BY(mutex_) = 0;
 };
 
@@ -128,46 +117,44 @@ std::string_view FindMetadata(const std::multimap<::grpc::string_ref, ::grpc::st
   return std::string_view(found->second.data(), found->second.size());
 }
 
-absl::Status ToStatus(Rpc rpc, const ::grpc::Status& status, const ::grpc::ClientContext& context) {
-  if (status.ok()) return absl::OkStatus();
-  std::string message =
-      absl::StrCat(kEntries[static_cast<int>(rpc)].name, ": ", status.error_message());
-  const std::string_view request_id =
-      FindMetadata(context.GetServerInitialMetadata(), "kvtier-request-id");
-  if (!request_id.empty()) absl::StrAppend(&message, " (request ", std::string(request_id), ")");
-  absl::Status result(static_cast<absl::StatusCode>(status.error_code()), message);
-  const std::string_view delay =
-      FindMetadata(context.GetServerTrailingMetadata(), "retry-delay-ms");
-  if (!delay.empty()) SetRetryDelay(&result, delay);
-  return result;
-}
-
-// A channel and its methods, made together because gRPC registers methods per channel.
-struct Connection {
-  explicit Connection(std::shared_ptr<::grpc::Channel> made) : channel(std::move(made)) {
-    methods.reserve(kRpcs);
-    for (const RpcEntry& entry : kEntries) methods.emplace_back(entry.path, entry.type, channel);
+// A socket with its channel and methods. It is ours rather than gRPC's, because gRPC does not end a
+// connection while a write to it is stuck.
+class Connection {
+ public:
+  // Takes the socket over.
+  Connection(const std::string& address, int fd) : fd_(dup(fd)) {
+    ::grpc::ChannelArguments args;
+    for (const ChannelArg& arg : kTransportArgs) args.SetInt(arg.name, arg.value);
+    args.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    args.SetMaxSendMessageSize(kMaxMessageBytes);
+    channel_ = ::grpc::CreateCustomInsecureChannelFromFd(address, fd, args);
+    methods_.reserve(kRpcs);
+    for (const RpcEntry& entry : kEntries) methods_.emplace_back(entry.path, entry.type, channel_);
   }
-  const RpcMethod& method(Rpc rpc) const { return methods[static_cast<int>(rpc)]; }
+  ~Connection() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
 
-  std::shared_ptr<::grpc::Channel> channel;
-  std::vector<RpcMethod> methods;
+  ::grpc::Channel* channel() const { return channel_.get(); }
+  const RpcMethod& method(Rpc rpc) const { return methods_[static_cast<int>(rpc)]; }
+
+  // No further call shall use it.
+  void Retire() { retired_ = true; }
+  bool retired() const { return retired_; }
+  // Ends it, whatever is under way.
+  void Break() {
+    Retire();
+    shutdown(fd_, SHUT_RDWR);
+  }
+
+ private:
+  const int fd_;  // the socket too, so that breaking it never meets a number that was used again
+  std::shared_ptr<::grpc::Channel> channel_;
+  std::vector<RpcMethod> methods_;
+  std::atomic<bool> retired_{false};
 };
-
-std::shared_ptr<Connection> MakeConnection(const std::string& address) {
-  ::grpc::ChannelArguments args;
-  for (const ChannelArg& arg : kTransportArgs) args.SetInt(arg.name, arg.value);
-  args.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  args.SetMaxSendMessageSize(kMaxMessageBytes);
-  // A connection of our own, that we may break.
-  args.SetInt("grpc.use_local_subchannel_pool", 1);
-  // Soon back when the daemon is.
-  args.SetInt("grpc.initial_reconnect_backoff_ms", 100);
-  args.SetInt("grpc.min_reconnect_backoff_ms", 1000);
-  args.SetInt("grpc.max_reconnect_backoff_ms", 1000);
-  return std::make_shared<Connection>(
-      ::grpc::CreateCustomChannel(address, ::grpc::InsecureChannelCredentials(), args));
-}
 
 std::chrono::system_clock::time_point DeadlineIn(Duration limit) {
   return std::chrono::system_clock::now() +
@@ -176,80 +163,110 @@ std::chrono::system_clock::time_point DeadlineIn(Duration limit) {
 
 class GrpcTransport final : public Transport {
  public:
-  explicit GrpcTransport(const std::string& address)
-      : address_(address), connection_(MakeConnection(address)) {}
+  explicit GrpcTransport(const std::string& address) : address_(address) {}
 
-  bool WaitConnected(Duration limit) override {
-    return connection()->channel->WaitForConnected(DeadlineIn(limit));
-  }
+  absl::Status Connect(Duration limit) override { return UsableConnection(limit).status(); }
 
   CallResult Unary(Rpc rpc, const Outgoing& request, Duration limit,
                    const OnMessage& on_reply) override {
-    LentMemory lent;
-    CallResult result;
-    std::shared_ptr<Connection> connection = this->connection();
-    {
-      ::grpc::ClientContext context;
-      context.set_deadline(DeadlineIn(limit));
-      const ByteBuffer message = ToByteBuffer(request, &lent);
+    return OnConnection(rpc, limit, [&](Exchange& exchange) {
       ByteBuffer reply;
       const ::grpc::Status status = ::grpc::internal::BlockingUnaryCall(
-          connection->channel.get(), connection->method(rpc), &context, message, &reply);
-      result.status = ToStatus(rpc, status, context);
-      if (status.ok()) {
-        result.received = true;
-        result.status = MessageReader().Visit(reply, on_reply);
-      }
-    }
-    TakeBack(&lent, std::move(connection));
-    return result;
+          exchange.connection->channel(), exchange.connection->method(rpc), &exchange.context,
+          ToByteBuffer(request, exchange.lent), &reply);
+      return EndWithReply(exchange, status, reply, on_reply);
+    });
   }
 
   CallResult ServerStream(Rpc rpc, const Outgoing& request, Duration limit,
                           const OnMessage& on_message) override {
-    LentMemory lent;
-    CallResult result;
-    std::shared_ptr<Connection> connection = this->connection();
-    {
-      ::grpc::ClientContext context;
-      context.set_deadline(DeadlineIn(limit));
-      result = ReadAll(connection.get(), rpc, &context, ToByteBuffer(request, &lent), on_message);
-    }
-    TakeBack(&lent, std::move(connection));
-    return result;
+    return OnConnection(rpc, limit, [&](Exchange& exchange) {
+      return ReadAll(exchange, ToByteBuffer(request, exchange.lent), on_message);
+    });
   }
 
   CallResult ClientStream(Rpc rpc, Duration limit, const NextMessage& next,
                           const OnMessage& on_reply) override {
-    LentMemory lent;
-    CallResult result;
-    std::shared_ptr<Connection> connection = this->connection();
-    {
-      ::grpc::ClientContext context;
-      context.set_deadline(DeadlineIn(limit));
+    return OnConnection(rpc, limit, [&](Exchange& exchange) {
       ByteBuffer reply;
-      const ::grpc::Status status = WriteAll(connection.get(), rpc, &context, next, &lent, &reply);
-      result.status = ToStatus(rpc, status, context);
-      if (status.ok()) {
-        result.received = true;
-        result.status = MessageReader().Visit(reply, on_reply);
-      }
-    }
-    TakeBack(&lent, std::move(connection));
-    return result;
+      const ::grpc::Status status = WriteAll(exchange, next, &reply);
+      return EndWithReply(exchange, status, reply, on_reply);
+    });
   }
 
  private:
-  std::shared_ptr<Connection> connection() {
+  // One call under way.
+  struct Exchange {
+    Rpc rpc;
+    Connection* connection;
+    LentMemory* lent;
+    ::grpc::ClientContext context;
+    bool answered = false;  // the daemon itself has answered, be it with an error
+  };
+
+  CallResult OnConnection(Rpc rpc, Duration limit,
+                          const std::function<CallResult(Exchange&)>& call) {
+    const auto deadline = DeadlineIn(limit);
+    CallResult result;
+    const absl::StatusOr<std::shared_ptr<Connection>> connection = UsableConnection(limit);
+    if (!connection.ok()) {
+      result.status = connection.status();
+      return result;
+    }
+    LentMemory lent;
+    {
+      Exchange exchange{rpc, connection->get(), &lent, {}};
+      exchange.context.set_deadline(deadline);
+      result = call(exchange);
+      if (absl::IsUnavailable(result.status) && !exchange.answered) (*connection)->Retire();
+    }
+    TakeBack(&lent, connection->get());
+    return result;
+  }
+
+  absl::StatusOr<std::shared_ptr<Connection>> UsableConnection(Duration limit) {
+    {
+      MutexLock lock(mutex_);
+      if (connection_ != nullptr && !connection_->retired()) return connection_;
+    }
+    KVTIER_ASSIGN_OR_RETURN(const int fd, ConnectSocket(address_, limit));
+    auto fresh = std::make_shared<Connection>(address_, fd);
     MutexLock lock(mutex_);
+    if (connection_ == nullptr || connection_->retired()) connection_ = std::move(fresh);
     return connection_;
   }
 
-  static CallResult ReadAll(Connection* connection, Rpc rpc, ::grpc::ClientContext* context,
-                            const ByteBuffer& request, const OnMessage& on_message) {
+  static absl::Status StatusOf(Exchange& exchange, const ::grpc::Status& status) {
+    if (status.ok()) return absl::OkStatus();
+    std::string message =
+        absl::StrCat(std::string(RpcName(exchange.rpc)), ": ", status.error_message());
+    const std::string_view request_id =
+        FindMetadata(exchange.context.GetServerInitialMetadata(), "kvtier-request-id");
+    exchange.answered = !request_id.empty();
+    if (!request_id.empty()) absl::StrAppend(&message, " (request ", std::string(request_id), ")");
+    absl::Status result(static_cast<absl::StatusCode>(status.error_code()), message);
+    const std::string_view delay =
+        FindMetadata(exchange.context.GetServerTrailingMetadata(), "retry-delay-ms");
+    if (!delay.empty()) SetRetryDelay(&result, delay);
+    return result;
+  }
+
+  static CallResult EndWithReply(Exchange& exchange, const ::grpc::Status& status,
+                                 const ByteBuffer& reply, const OnMessage& on_reply) {
+    CallResult result;
+    result.status = StatusOf(exchange, status);
+    if (!status.ok()) return result;
+    result.received = true;
+    result.status = MessageReader().Visit(reply, on_reply);
+    return result;
+  }
+
+  static CallResult ReadAll(Exchange& exchange, const ByteBuffer& request,
+                            const OnMessage& on_message) {
     using Factory = ::grpc::internal::ClientReaderFactory<ByteBuffer>;
     const std::unique_ptr<::grpc::ClientReader<ByteBuffer>> reader(
-        Factory::Create(connection->channel.get(), connection->method(rpc), context, request));
+        Factory::Create(exchange.connection->channel(), exchange.connection->method(exchange.rpc),
+                        &exchange.context, request));
     CallResult result;
     MessageReader messages;
     ByteBuffer message;
@@ -260,23 +277,23 @@ class GrpcTransport final : public Transport {
       message.Clear();
     }
     if (!visited.ok()) {
-      context->TryCancel();
+      exchange.context.TryCancel();
       while (reader->Read(&message)) message.Clear();
     }
-    result.status = ToStatus(rpc, reader->Finish(), *context);
+    result.status = StatusOf(exchange, reader->Finish());
     if (!visited.ok()) result.status = visited;
     return result;
   }
 
-  static ::grpc::Status WriteAll(Connection* connection, Rpc rpc, ::grpc::ClientContext* context,
-                                 const NextMessage& next, LentMemory* lent, ByteBuffer* reply) {
+  static ::grpc::Status WriteAll(Exchange& exchange, const NextMessage& next, ByteBuffer* reply) {
     using Factory = ::grpc::internal::ClientWriterFactory<ByteBuffer>;
     const std::unique_ptr<::grpc::ClientWriter<ByteBuffer>> writer(
-        Factory::Create(connection->channel.get(), connection->method(rpc), context, reply));
+        Factory::Create(exchange.connection->channel(), exchange.connection->method(exchange.rpc),
+                        &exchange.context, reply));
     Outgoing outgoing;
     bool open = true;
     while (open && next(&outgoing)) {
-      open = writer->Write(ToByteBuffer(outgoing, lent));
+      open = writer->Write(ToByteBuffer(outgoing, exchange.lent));
       outgoing.clear();
     }
     if (open) writer->WritesDone();
@@ -284,16 +301,24 @@ class GrpcTransport final : public Transport {
   }
 
   // Returns when gRPC has let go of the caller's memory. A peer that has stopped reading can leave
-  // our last bytes unsent for ever, also after the call was given up; only ending the connection
-  // frees them.
-  void TakeBack(LentMemory* lent, std::shared_ptr<Connection> used) {
-    if (lent->WaitReturned(kLetGo)) return;
-    {
-      MutexLock lock(mutex_);
-      if (connection_ == used) connection_ = MakeConnection(address_);
+  // our last bytes unsent for ever, also after the call was given up: then the connection is
+  // broken.
+  static void TakeBack(LentMemory* lent, Connection* connection) {
+    if (lent->AllReturned()) return;
+    // gRPC works only while a thread waits in it.
+    ::grpc::CompletionQueue queue;
+    bool broken = false;
+    const TimePoint patience = std::chrono::steady_clock::now() + kLetGo;
+    while (!lent->AllReturned()) {
+      if (!broken && std::chrono::steady_clock::now() >= patience) {
+        connection->Break();
+        broken = true;
+      }
+      void* tag = nullptr;
+      bool ok = false;
+      queue.AsyncNext(&tag, &ok, DeadlineIn(std::chrono::milliseconds(1)));
     }
-    used.reset();  // the last call that gives it up closes it
-    lent->WaitReturned();
+    queue.Shutdown();
   }
 
   const std::string address_;
@@ -301,23 +326,12 @@ class GrpcTransport final : public Transport {
   std::shared_ptr<Connection> connection_ KVTIER_GUARDED_BY(mutex_);
 };
 
-bool IsAddress(const std::string& address) {
-  if (address.rfind("unix:", 0) == 0) return address.size() > 5;
-  const size_t colon = address.rfind(':');
-  uint32_t port = 0;
-  return colon != std::string::npos && colon > 0 &&
-         absl::SimpleAtoi(address.substr(colon + 1), &port) && port > 0 && port < 65536;
-}
-
 }  // namespace
 
 std::string_view RpcName(Rpc rpc) { return kEntries[static_cast<int>(rpc)].name; }
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Create(const std::string& address) {
-  if (!IsAddress(address)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("address is \"", address, "\", it must be \"unix:/path\" or \"host:port\""));
-  }
+  KVTIER_RETURN_IF_ERROR(CheckAddress(address));
   return std::make_unique<GrpcTransport>(address);
 }
 

@@ -38,12 +38,13 @@ struct CallResult {
 // reading breaks the connection rather than returning too early or waiting for ever.
 class Transport {
  public:
-  // Does not wait. INVALID_ARGUMENT unless the address is "unix:/path" or "host:port".
+  // Does not connect: the first call does, and any call after the connection was lost.
+  // INVALID_ARGUMENT unless the address is "unix:/path" or "host:port".
   static absl::StatusOr<std::unique_ptr<Transport>> Create(const std::string& address);
   virtual ~Transport() = default;
 
-  // True once the peer has been reached, within `limit`.
-  virtual bool WaitConnected(Duration limit) = 0;
+  // Connects unless it is connected; tries once.
+  virtual absl::Status Connect(Duration limit) = 0;
   virtual CallResult Unary(Rpc rpc, const Outgoing& request, Duration limit,
                            const OnMessage& on_reply) = 0;
   virtual CallResult ServerStream(Rpc rpc, const Outgoing& request, Duration limit,

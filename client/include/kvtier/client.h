@@ -232,7 +232,8 @@ struct ClientCounters {
 // most.
 class Client {
  public:
-  // Waits until the daemon is reached. Errors: INVALID_ARGUMENT (address), UNAVAILABLE.
+  // Waits until the daemon accepts a connection. A lost one is made again by the next call. Errors:
+  // INVALID_ARGUMENT (address), UNAVAILABLE.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
   ~Client();
   Client(const Client&) = delete;

@@ -1,0 +1,18 @@
+// Sockets to the daemon.
+#pragma once
+
+#include <string>
+
+#include "common/clock.h"
+#include "common/status.h"
+
+namespace kvtier::client_internal {
+
+// INVALID_ARGUMENT unless it is "unix:/path" or "host:port".
+absl::Status CheckAddress(const std::string& address);
+
+// A connected, non-blocking socket that the caller closes. Tries once. UNAVAILABLE naming the
+// address and the system's reason.
+absl::StatusOr<int> ConnectSocket(const std::string& address, Duration limit);
+
+}  // namespace kvtier::client_internal
