@@ -13,13 +13,20 @@ namespace {
 constexpr uint32_t kMinEngineHash = 8;
 constexpr uint32_t kMaxEngineHash = 64;
 
-grpc::Status ToGrpc(const absl::Status& status) {
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
+grpc::Status End(const char* rpc, const std::string& request_id, const absl::Status& status) {
+  if (!status.ok()) {
+    Log(LogLevel::kWarning, "admin call failed",
+        {{"rpc", rpc},
+         {"request_id", request_id},
+         {"code", absl::StatusCodeToString(status.code())},
+         {"error", std::string(status.message())}});
+  }
+  return ToGrpcStatus(status, request_id);
 }
 
-grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* call, const absl::Status& status) {
+grpc::ServerUnaryReactor* FinishNow(grpc::CallbackServerContext* call, const grpc::Status& status) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  reactor->Finish(ToGrpc(status));
+  reactor->Finish(status);
   return reactor;
 }
 
@@ -70,18 +77,24 @@ void FillModel(const ModelInfo& info, const ManagerStats& stats, v1::ModelStatus
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AdminService::Later(grpc::CallbackServerContext* call,
+grpc::ServerUnaryReactor* AdminService::Later(grpc::CallbackServerContext* call, const char* rpc,
                                               std::function<absl::Status()> work) {
   grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  context_.executor->Run([reactor, work = std::move(work)] { reactor->Finish(ToGrpc(work())); });
+  const std::string id = request_ids_.Take(call);
+  context_.executor->Run(
+      [reactor, rpc, id, work = std::move(work)] { reactor->Finish(End(rpc, id, work())); });
   return reactor;
 }
 
 grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* call,
                                                   const v1::GetStatusRequest*,
                                                   v1::GetStatusResponse* response) {
-  const absl::StatusOr<uint64_t> memory = ProcessMemory();
-  if (!memory.ok()) return FinishNow(call, memory.status());
+  const std::string id = request_ids_.Take(call);
+  return FinishNow(call, End("GetStatus", id, DoGetStatus(response)));
+}
+
+absl::Status AdminService::DoGetStatus(v1::GetStatusResponse* response) {
+  KVTIER_ASSIGN_OR_RETURN(const uint64_t memory, ProcessMemory());
   const ManagerStats stats = context_.manager->stats();
   response->set_version(KVTIER_VERSION);
   response->set_uptime_seconds(context_.uptime_seconds());
@@ -97,7 +110,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   response->set_leases(stats.leases);
   response->set_pinned_blocks(stats.pinned_blocks);
   response->set_open_streams(context_.open_streams());
-  response->set_process_memory_bytes(*memory);
+  response->set_process_memory_bytes(memory);
   FillCounters(stats, response->mutable_counters());
   for (const EffectiveSetting& setting : context_.settings) {
     v1::Setting* out = response->add_settings();
@@ -105,42 +118,46 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
     out->set_value(setting.value);
     out->set_source(setting.source);
   }
-  return FinishNow(call, absl::OkStatus());
+  return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* AdminService::ListModels(grpc::CallbackServerContext* call,
                                                    const v1::ListModelsRequest*,
                                                    v1::ListModelsResponse* response) {
+  request_ids_.Take(call);
   const ManagerStats stats = context_.manager->stats();
   for (const ModelInfo& info : context_.manager->ListModels()) {
     FillModel(info, stats, response->add_models());
   }
-  return FinishNow(call, absl::OkStatus());
+  return FinishNow(call, grpc::Status::OK);
 }
 
 grpc::ServerUnaryReactor* AdminService::UnregisterModel(grpc::CallbackServerContext* call,
                                                         const v1::UnregisterModelRequest* request,
                                                         v1::UnregisterModelResponse* response) {
-  return Later(call, [this, request, response] { return DoUnregister(*request, response); });
+  return Later(call, "UnregisterModel",
+               [this, request, response] { return DoUnregister(*request, response); });
 }
 
 grpc::ServerUnaryReactor* AdminService::SetTierCapacity(grpc::CallbackServerContext* call,
                                                         const v1::SetTierCapacityRequest* request,
                                                         v1::SetTierCapacityResponse* response) {
-  return Later(call, [this, request, response] { return DoSetTierCapacity(*request, response); });
+  return Later(call, "SetTierCapacity",
+               [this, request, response] { return DoSetTierCapacity(*request, response); });
 }
 
 grpc::ServerUnaryReactor* AdminService::Reset(grpc::CallbackServerContext* call,
                                               const v1::ResetRequest* request,
                                               v1::ResetResponse* response) {
-  return Later(call, [this, request, response] { return DoReset(*request, response); });
+  return Later(call, "Reset", [this, request, response] { return DoReset(*request, response); });
 }
 
 grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
                                               const v1::DrainRequest*, v1::DrainResponse*) {
-  Log(LogLevel::kInfo, "drain asked for: new calls are refused from now on");
+  const std::string id = request_ids_.Take(call);
+  Log(LogLevel::kInfo, "drain asked for: new calls are refused from now on", {{"request_id", id}});
   context_.drain();
-  return FinishNow(call, absl::OkStatus());
+  return FinishNow(call, grpc::Status::OK);
 }
 
 // On disk first: a model that cannot be forgotten there would come back at the next start.

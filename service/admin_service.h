@@ -10,6 +10,7 @@
 #include "kvtier/v1/admin.grpc.pb.h"
 #include "service/config.h"
 #include "service/data_dir.h"
+#include "service/request_id.h"
 #include "storage/tier_manager.h"
 
 namespace kvtier {
@@ -54,8 +55,9 @@ class AdminService final : public v1::KvCacheAdmin::CallbackService {
 
  private:
   // Answers on the executor.
-  grpc::ServerUnaryReactor* Later(grpc::CallbackServerContext* call,
+  grpc::ServerUnaryReactor* Later(grpc::CallbackServerContext* call, const char* rpc,
                                   std::function<absl::Status()> work);
+  absl::Status DoGetStatus(v1::GetStatusResponse* response);
   absl::Status DoUnregister(const v1::UnregisterModelRequest& request,
                             v1::UnregisterModelResponse* response);
   absl::Status DoSetTierCapacity(const v1::SetTierCapacityRequest& request,
@@ -64,6 +66,7 @@ class AdminService final : public v1::KvCacheAdmin::CallbackService {
   absl::StatusOr<uint64_t> ResetNamespace(const ModelId& model, const Namespace& name);
 
   const AdminContext context_;
+  RequestIds request_ids_;
 };
 
 }  // namespace kvtier

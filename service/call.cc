@@ -4,29 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <random>
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/log.h"
 
 namespace kvtier {
 namespace {
-
-constexpr char kRequestIdKey[] = "kvtier-request-id";
-constexpr size_t kMaxRequestId = 64;
-
-std::string RandomPrefix() {
-  std::random_device device;
-  return absl::StrFormat("%07x", device() & 0xfffffff);
-}
-
-bool IsRequestId(std::string_view text) {
-  return !text.empty() && text.size() <= kMaxRequestId &&
-         std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
-}
 
 // What the caller has to put right is of interest to it; the rest to who runs the daemon.
 LogLevel LevelOf(absl::StatusCode code) {
@@ -53,8 +38,7 @@ ServiceCore::ServiceCore(ServiceOptions options, TierManager* manager, CallRegis
       executor(executor),
       clock(clock),
       stats(stats),
-      models(manager),
-      request_prefix_(RandomPrefix()) {}
+      models(manager) {}
 
 ServiceCore::~ServiceCore() {
   constexpr Duration kPatience = std::chrono::seconds(10);
@@ -82,27 +66,12 @@ bool LentSlices::WaitReturned(Duration timeout) {
   return true;
 }
 
-// 15 characters: as many as a string holds without allocating.
-std::string ServiceCore::NewRequestId() {
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string id = request_prefix_;
-  const uint32_t number = request_counter_.fetch_add(1, std::memory_order_relaxed);
-  for (int shift = 28; shift >= 0; shift -= 4) id.push_back(kHex[number >> shift & 15]);
-  return id;
-}
-
 Call::Call(ServiceCore* core, Rpc rpc, grpc::CallbackServerContext* context)
-    : core_(core), rpc_(rpc), context_(context), arrival_(core->clock->Now()) {
-  const auto& metadata = context->client_metadata();
-  const auto given = metadata.find(kRequestIdKey);
-  if (given != metadata.end() &&
-      IsRequestId(std::string_view(given->second.data(), given->second.size()))) {
-    request_id_.assign(given->second.data(), given->second.size());
-  } else {
-    request_id_ = core->NewRequestId();
-  }
-  context->AddInitialMetadata(kRequestIdKey, request_id_);
-}
+    : core_(core),
+      rpc_(rpc),
+      context_(context),
+      arrival_(core->clock->Now()),
+      request_id_(core->request_ids.Take(context)) {}
 
 TimePoint Call::Deadline(Duration default_deadline) const {
   const auto given = context_->deadline();
@@ -139,12 +108,10 @@ grpc::Status Call::End(const absl::Status& status) {
          {"error", std::string(status.message())},
          {"us", std::chrono::duration_cast<std::chrono::microseconds>(latency).count()}});
   }
-  if (status.ok()) return grpc::Status::OK;
   if (status.code() == absl::StatusCode::kResourceExhausted) {
     context_->AddTrailingMetadata("retry-delay-ms", absl::StrCat(core_->options.retry_delay_ms));
   }
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      absl::StrCat(status.message(), " [request ", request_id_, "]"));
+  return ToGrpcStatus(status, request_id_);
 }
 
 MessageSlices::MessageSlices(const grpc::ByteBuffer& message) {

@@ -6,7 +6,6 @@
 #include <grpcpp/support/slice.h>
 #include <grpcpp/support/status.h>
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -17,6 +16,7 @@
 #include "common/wire.h"
 #include "service/kv_cache_service.h"
 #include "service/prompt_ref.h"
+#include "service/request_id.h"
 
 namespace kvtier {
 
@@ -41,7 +41,6 @@ struct ServiceCore {
               Executor* executor, const Clock* clock, RpcStatsTable* stats);
   // Waits for the slices lent.
   ~ServiceCore();
-  std::string NewRequestId();
 
   const ServiceOptions options;
   TierManager* const manager;
@@ -51,10 +50,7 @@ struct ServiceCore {
   RpcStatsTable* const stats;
   ServedModels models;
   LentSlices lent;
-
- private:
-  const std::string request_prefix_;
-  std::atomic<uint32_t> request_counter_{0};
+  RequestIds request_ids;
 };
 
 // One rpc's identity, deadline and end. Made when the request arrives; not thread-safe.
@@ -76,7 +72,7 @@ class Call {
   const Rpc rpc_;
   grpc::CallbackServerContext* const context_;
   const TimePoint arrival_;
-  std::string request_id_;
+  const std::string request_id_;
 };
 
 // A message that arrived, as slices that stay where they are while this lives.

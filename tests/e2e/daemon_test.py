@@ -387,7 +387,9 @@ class AdminTest(DaemonTestCase):
 
         details = self.assert_code(grpc.StatusCode.INVALID_ARGUMENT,
                                    lambda: resize(kv.TIER_RAM, 1 << 43))
-        self.assertIn("capacity_bytes: 8TiB", details)
+        self.assertRegex(details, r"^capacity_bytes: 8TiB .* \[request [0-9a-f]+\]$")
+        request_id = details.split()[-1].rstrip("]")
+        self.assertIn(f"admin call failed rpc=SetTierCapacity request_id={request_id}", daemon.log())
         self.assert_code(grpc.StatusCode.FAILED_PRECONDITION, lambda: resize(kv.TIER_SSD, 1 << 20))
         details = self.assert_code(grpc.StatusCode.INVALID_ARGUMENT, lambda: resize(0, 1 << 20))
         self.assertIn("tier: 0", details)
