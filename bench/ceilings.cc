@@ -2,13 +2,12 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
-#include <grpcpp/create_channel.h>
+#include <grpcpp/create_channel_posix.h>
 #include <grpcpp/impl/codegen/client_unary_call.h>
 #include <grpcpp/impl/codegen/rpc_method.h>
 #include <grpcpp/impl/codegen/rpc_service_method.h>
 #include <grpcpp/impl/codegen/server_callback_handlers.h>
 #include <grpcpp/impl/codegen/service_type.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
@@ -25,6 +24,7 @@
 #include <cstring>
 #include <vector>
 
+#include "client/connect.h"
 #include "common/channel_args.h"
 #include "common/check.h"
 #include "common/copy_past.h"
@@ -346,14 +346,10 @@ double MemcpySeconds(WarmMemory& from, WarmMemory& to) {
 absl::StatusOr<std::unique_ptr<CeilingClient>> CeilingClient::Connect(const std::string& address) {
   ::grpc::ChannelArguments args;
   for (const ChannelArg& arg : kTransportArgs) args.SetInt(arg.name, arg.value);
-  args.SetInt("grpc.use_local_subchannel_pool", 1);  // a connection for each client
-  args.SetInt("grpc.initial_reconnect_backoff_ms", 20);
-  auto channel = ::grpc::CreateCustomChannel(address, ::grpc::InsecureChannelCredentials(), args);
-  const auto deadline = std::chrono::system_clock::now() + std::chrono::seconds(10);
-  if (!channel->WaitForConnected(deadline)) {
-    return absl::UnavailableError(absl::StrCat("no ceiling server at ", address, " within 10 s"));
-  }
-  return std::make_unique<GrpcCeilingClient>(std::move(channel));
+  KVTIER_ASSIGN_OR_RETURN(const int fd,
+                          client_internal::ConnectSocket(address, std::chrono::milliseconds(100)));
+  return std::make_unique<GrpcCeilingClient>(
+      ::grpc::CreateCustomInsecureChannelFromFd(address, fd, args));
 }
 
 void KeepFreedMemory() {

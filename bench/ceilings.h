@@ -57,7 +57,7 @@ enum class Receiver { kDrops, kCopies };
 // A client of the ceiling server. One thread at a time.
 class CeilingClient {
  public:
-  // Waits until it is connected. UNAVAILABLE.
+  // Tries once. UNAVAILABLE.
   static absl::StatusOr<std::unique_ptr<CeilingClient>> Connect(const std::string& address);
   virtual ~CeilingClient() = default;
 

@@ -12,6 +12,7 @@ namespace kvtier::cli {
 namespace {
 
 constexpr const char* kDaemonMemory = "1GiB";
+constexpr int kStartSeconds = 60;
 
 absl::StatusOr<std::string> DaemonPath(const std::string& own_path) {
   const std::filesystem::path path = std::filesystem::path(own_path).parent_path() / "kvtierd";
@@ -35,20 +36,17 @@ absl::StatusOr<std::string> FreeLoopbackAddress() {
   return absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
 }
 
-// Connects while the child takes its memory; gives up early when it ends.
-absl::StatusOr<std::unique_ptr<Client>> WaitForDaemon(const std::string& address,
-                                                      bench::ChildProcess* daemon) {
-  absl::Status last;
-  for (int second = 0; second < 60; ++second) {
-    KVTIER_RETURN_IF_ERROR(daemon->CheckRunning());
-    ClientOptions options;
-    options.address = address;
-    options.connect_deadline = std::chrono::seconds(1);
-    absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(options);
-    if (client.ok()) return client;
-    last = client.status();
+// Until the child accepts connections; gives up early when it ends.
+absl::Status WaitForServer(const std::string& address, bench::ChildProcess* child) {
+  ClientOptions options;
+  options.address = address;
+  options.connect_deadline = std::chrono::seconds(1);
+  absl::Status reached = absl::UnavailableError(address);
+  for (int second = 0; second < kStartSeconds && !reached.ok(); ++second) {
+    KVTIER_RETURN_IF_ERROR(child->CheckRunning());
+    reached = Client::Connect(options).status();
   }
-  return last;
+  return reached;
 }
 
 }  // namespace
@@ -77,7 +75,7 @@ absl::Status BenchSetup::StartDaemon(const std::string& own_path) {
       daemon_, bench::ChildProcess::Start({daemon_path, "--data-dir", directory_->path() + "/data",
                                            "--listen", daemon_address_, "--ram-bytes",
                                            kDaemonMemory, "--log-level", "warning"}));
-  return WaitForDaemon(daemon_address_, daemon_.get()).status();
+  return WaitForServer(daemon_address_, daemon_.get());
 }
 
 absl::Status BenchSetup::StartCeilingServer(const std::string& own_path) {
@@ -88,7 +86,7 @@ absl::Status BenchSetup::StartCeilingServer(const std::string& own_path) {
   KVTIER_ASSIGN_OR_RETURN(
       ceiling_server_,
       bench::ChildProcess::Start({own_path, kCeilingServerCommand, "--address", ceiling_address_}));
-  return ConnectCeiling().status();
+  return WaitForServer(ceiling_address_, ceiling_server_.get());
 }
 
 absl::StatusOr<std::unique_ptr<Client>> BenchSetup::ConnectClient() const {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/block_key.h"
 #include "common/check.h"
 
 namespace kvtier::client_internal {
@@ -86,14 +85,16 @@ absl::Status CheckBuffers(const FetchParams& params, size_t buffers) {
 }
 
 StoreMessages::StoreMessages(const EncodedPrompt& prompt, const StoreParams& params,
-                             std::span<const std::span<const std::byte>> payloads, uint32_t skip)
+                             std::span<const std::span<const std::byte>> payloads, uint32_t skip,
+                             Executor* executor)
     : tokens_(prompt.tokens()),
       payloads_(payloads),
       first_block_(params.first_block),
       skip_(skip),
       header_(StoreHeader(prompt, params, skip, payloads.size())),
       next_(skip),
-      heads_(kMessagePieces * wire::kMaxPieceHead) {
+      heads_(kMessagePieces * wire::kMaxPieceHead),
+      checksums_(payloads, executor) {
   KVTIER_CHECK(skip < payloads.size());
 }
 
@@ -120,7 +121,7 @@ bool StoreMessages::Next(std::vector<std::string_view>* out) {
 
 uint64_t StoreMessages::AddPiece(uint64_t room, char* head, std::vector<std::string_view>* out) {
   const std::span<const std::byte> payload = payloads_[next_];
-  if (offset_ == 0) checksum_ = PayloadChecksum(payload.data(), payload.size());
+  if (offset_ == 0) checksum_ = checksums_.Take(next_);
   wire::Piece piece;
   piece.block = first_block_ + static_cast<uint32_t>(next_);
   piece.offset = offset_;

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "client/checksum_ahead.h"
+#include "common/executor.h"
 #include "common/status.h"
 #include "common/wire.h"
 #include "kvtier/client.h"
@@ -44,7 +46,8 @@ class StoreMessages {
   // Sends payloads[skip...]; block first_block + i has payloads[i]. The arguments must outlive
   // this.
   StoreMessages(const EncodedPrompt& prompt, const StoreParams& params,
-                std::span<const std::span<const std::byte>> payloads, uint32_t skip);
+                std::span<const std::span<const std::byte>> payloads, uint32_t skip,
+                Executor* executor);
 
   // The next message, its slices appended to `out`. Heads of pieces (short ones) are valid until
   // the next call, the rest as long as this lives. False at the end.
@@ -65,6 +68,7 @@ class StoreMessages {
   uint64_t offset_ = 0;    // within it
   uint64_t checksum_ = 0;  // of it
   std::vector<char> heads_;
+  ChecksumAhead checksums_;
 };
 
 }  // namespace kvtier::client_internal
