@@ -460,6 +460,7 @@ class AdminTest(DaemonTestCase):
 
 
 class LimitsTest(DaemonTestCase):
+    @unittest.skipIf(os.environ.get("KVTIER_SANITIZE"), "a sanitizer's own memory counts too")
     def test_memory_stays_within_capacity_while_20_times_as_much_flows_through(self):
         capacity, allowance, part, blocks = 64 << 20, 256 << 20, 2 << 20, 8
         daemon = self.start("--ram-bytes", str(capacity))
