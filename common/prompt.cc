@@ -35,7 +35,7 @@ absl::Status CheckLength(const char* field, size_t size, size_t limit) {
       absl::StrCat(field, " has ", size, " bytes, the limit is ", limit));
 }
 
-BlockKey ChainKey(const BlockKey& parent, std::string_view identity) {
+BlockKey HashInParts(const BlockKey& parent, std::string_view identity) {
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
   const std::string bytes = parent.ToBytes();
@@ -62,13 +62,13 @@ BlockKey KeyOf(const BlockKey& parent, const char* identity, size_t bytes = kIde
   return BlockKey{hash.high64, hash.low64};
 }
 
-BlockKey NextKey(const BlockKey& parent, std::string_view identity) {
+}  // namespace
+
+BlockKey ChildKey(const BlockKey& parent, std::string_view identity) {
   if (identity.size() == 64) return KeyOf<64>(parent, identity.data());  // 16 tokens
-  if (identity.size() > kInlineIdentity) return ChainKey(parent, identity);
+  if (identity.size() > kInlineIdentity) return HashInParts(parent, identity);
   return KeyOf<kInlineIdentity>(parent, identity.data(), identity.size());
 }
-
-}  // namespace
 
 absl::Status ValidateNamespace(const Namespace& name) {
   KVTIER_RETURN_IF_ERROR(CheckLength("namespace.tenant", name.tenant.size(), 128));
@@ -116,7 +116,11 @@ std::string CanonicalRoot(const ModelId& model, const Namespace& name, PromptKin
 
 PromptCursor::PromptCursor(BlockKey root, std::vector<std::string_view> slices,
                            uint32_t block_bytes, std::span<const MediaSpan> media)
-    : block_bytes_(block_bytes), slices_(std::move(slices)), media_(media), previous_(root) {
+    : block_bytes_(block_bytes),
+      slices_(std::move(slices)),
+      media_(media),
+      root_(root),
+      previous_(root) {
   KVTIER_CHECK(block_bytes > 0);
   uint64_t total = 0;
   for (std::string_view slice : slices_) total += slice.size();
@@ -126,14 +130,19 @@ PromptCursor::PromptCursor(BlockKey root, std::vector<std::string_view> slices,
 uint64_t PromptCursor::Next(uint64_t count, std::vector<BlockIdentity>* out) {
   const uint64_t taken = std::min(count, blocks_ - position_);
   for (uint64_t i = 0; i < taken; ++i) {
-    std::string_view bytes = TakeBlockBytes();
-    if (!media_.empty()) bytes = WithMedia(bytes);
-    const BlockKey key = NextKey(previous_, bytes);
-    out->push_back(BlockIdentity{key, previous_, bytes});
-    previous_ = key;
-    ++position_;
+    const BlockKey parent = previous_;
+    const std::string_view bytes = NextIdentity();
+    previous_ = ChildKey(parent, bytes);
+    out->push_back(BlockIdentity{previous_, parent, bytes});
   }
   return taken;
+}
+
+std::string_view PromptCursor::NextIdentity() {
+  std::string_view bytes = TakeBlockBytes();
+  if (!media_.empty()) bytes = WithMedia(bytes);
+  ++position_;
+  return bytes;
 }
 
 std::string_view PromptCursor::TakeBlockBytes() {
@@ -167,10 +176,13 @@ std::string_view PromptCursor::WithMedia(std::string_view bytes) {
   const uint64_t block_tokens = block_bytes_ / 4;
   const uint64_t begin = position_ * block_tokens;
   const uint64_t end = begin + block_tokens;
+  const auto end_of = [](const MediaSpan& span) {
+    return uint64_t{span.first_token} + span.token_count;
+  };
+  while (next_media_ < media_.size() && end_of(media_[next_media_]) <= begin) ++next_media_;
   std::string joined;
-  for (const MediaSpan& span : media_) {
-    const uint64_t span_end = uint64_t{span.first_token} + span.token_count;
-    if (span_end <= begin || span.first_token >= end) continue;
+  for (const MediaSpan& span : media_.subspan(next_media_)) {
+    if (span.first_token >= end) break;  // they are in order
     if (joined.empty()) joined.assign(bytes);
     const int64_t offset = static_cast<int64_t>(span.first_token) - static_cast<int64_t>(begin);
     AppendU32(&joined, static_cast<uint32_t>(offset));  // two's complement when it began earlier

@@ -44,6 +44,9 @@ enum class PromptKind : uint8_t { kTokens = 1, kEngineHashes = 2 };
 std::string CanonicalRoot(const ModelId& model, const Namespace& name, PromptKind kind,
                           uint32_t identity_bytes);
 
+// key(i) of a block from key(i-1) and identity(i).
+BlockKey ChildKey(const BlockKey& parent, std::string_view identity);
+
 struct BlockIdentity {
   BlockKey key;
   BlockKey parent;         // the key before it; the root for block 0
@@ -65,8 +68,11 @@ class PromptCursor {
 
   uint64_t blocks() const { return blocks_; }      // full blocks in the prompt
   uint64_t position() const { return position_; }  // blocks handed out so far
-  // Appends the next identities, at most `count`; returns how many. They stay valid while the
-  // cursor lives.
+  BlockKey root() const { return root_; }
+  // The next block's identity, without the cost of its key. REQUIRES: position() < blocks().
+  std::string_view NextIdentity();
+  // With keys, for who asks for all blocks from the first in this way: appends the next identities,
+  // at most `count`; returns how many. They stay valid while the cursor lives.
   uint64_t Next(uint64_t count, std::vector<BlockIdentity>* out);
 
  private:
@@ -77,7 +83,9 @@ class PromptCursor {
   uint64_t blocks_;
   std::vector<std::string_view> slices_;
   std::span<const MediaSpan> media_;
-  BlockKey previous_;
+  size_t next_media_ = 0;  // the first that ends after the blocks handed out
+  BlockKey root_;
+  BlockKey previous_;  // of Next
   uint64_t position_ = 0;
   size_t slice_ = 0;
   size_t offset_ = 0;                // within slices_[slice_]

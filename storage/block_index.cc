@@ -9,8 +9,9 @@
 namespace kvtier {
 namespace {
 
-// Enough lookups in flight to hide memory latency, few enough to stay in the first-level cache.
-constexpr size_t kWalkGroup = 16;
+// How far ahead of a walk entries are fetched from memory: blocks stored in one go lie side by
+// side.
+constexpr EntryId kAhead = 8;
 
 }  // namespace
 
@@ -37,53 +38,24 @@ BlockIndex::~BlockIndex() {
   }
 }
 
-bool BlockIndex::Matches(const Entry& e, const BlockIdentity& block, SpaceId space) const {
-  return e.space == space && e.parent == block.parent && e.identity_bytes == block.bytes.size() &&
-         std::memcmp(e.identity, block.bytes.data(), block.bytes.size()) == 0;
+bool BlockIndex::Matches(const Entry& e, const BlockKey& parent, std::string_view identity,
+                         SpaceId space) const {
+  return e.space == space && e.parent == parent && e.identity_bytes == identity.size() &&
+         std::memcmp(e.identity, identity.data(), identity.size()) == 0;
 }
 
-// Entries by key; `guess` is tried first, and then the one after it and so on.
-void BlockIndex::FindGroup(std::span<const BlockIdentity> group, EntryId guess,
-                           EntryId* found) const {
-  size_t next = 0;
-  if (guess < next_fresh_) {
-    const size_t side_by_side = std::min<size_t>(group.size(), next_fresh_ - guess);
-    for (size_t i = 0; i < side_by_side; ++i) PrefetchEntry(guess + i);
-    while (next < side_by_side && live(guess + next) && !entry(guess + next).detached &&
-           entry(guess + next).key == group[next].key) {
-      found[next] = guess + next;
-      ++next;
+EntryId BlockIndex::FindChild(EntryId previous, const BlockKey& parent, std::string_view identity,
+                              SpaceId space) const {
+  if (previous != kNoEntry) {
+    const EntryId guess = entry(previous).child;
+    if (guess < next_fresh_) {
+      if (guess + kAhead < next_fresh_) PrefetchEntry(guess + kAhead);
+      const Entry& e = entry(guess);
+      if (live(guess) && !e.detached && Matches(e, parent, identity, space)) return guess;
     }
   }
-  for (size_t i = next; i < group.size(); ++i) ids_.prefetch(group[i].key);
-  for (size_t i = next; i < group.size(); ++i) {
-    found[i] = FindKey(group[i].key);
-    if (found[i] != kNoEntry) PrefetchEntry(found[i]);
-  }
-}
-
-size_t BlockIndex::MatchPrefix(std::span<const BlockIdentity> blocks, SpaceId space,
-                               EntryId previous, std::vector<EntryId>* out) const {
-  EntryId found[kWalkGroup];
-  for (size_t begin = 0; begin < blocks.size(); begin += kWalkGroup) {
-    const size_t count = std::min(kWalkGroup, blocks.size() - begin);
-    const std::span<const BlockIdentity> group = blocks.subspan(begin, count);
-    FindGroup(group, previous == kNoEntry ? kNoEntry : previous + 1, found);
-    for (size_t i = 0; i < count; ++i) {
-      if (found[i] != kNoEntry) __builtin_prefetch(entry(found[i]).identity);
-    }
-    for (size_t i = 0; i < count; ++i) {
-      if (found[i] == kNoEntry || !Matches(entry(found[i]), group[i], space)) return begin + i;
-      out->push_back(found[i]);
-    }
-    previous = found[count - 1];
-  }
-  return blocks.size();
-}
-
-EntryId BlockIndex::Find(const BlockIdentity& block, SpaceId space) const {
-  const EntryId id = FindKey(block.key);
-  return id != kNoEntry && Matches(entry(id), block, space) ? id : kNoEntry;
+  const EntryId id = FindKey(ChildKey(parent, identity));
+  return id != kNoEntry && Matches(entry(id), parent, identity, space) ? id : kNoEntry;
 }
 
 EntryId BlockIndex::FindKey(const BlockKey& key) const {
@@ -105,7 +77,7 @@ EntryId BlockIndex::TakeId() {
 }
 
 EntryId BlockIndex::Insert(const BlockIdentity& block, SpaceId space, uint32_t model,
-                           uint32_t depth, uint16_t part_count) {
+                           uint32_t depth, uint16_t part_count, EntryId previous) {
   KVTIER_CHECK(part_count > 0);
   const EntryId id = TakeId();
   const bool inserted = ids_.emplace(block.key, id).second;
@@ -122,6 +94,7 @@ EntryId BlockIndex::Insert(const BlockIdentity& block, SpaceId space, uint32_t m
   e->model = model;
   e->depth = depth;
   e->part_count = part_count;
+  if (previous != kNoEntry) entry(previous).child = id;
   if (part_count > 1) {
     e->many = new PartState[part_count];
     part_array_bytes_ += part_count * sizeof(PartState);

@@ -45,14 +45,17 @@ struct alignas(64) Entry {
   uint16_t part_count = 0;
   uint16_t parts_present = 0;  // all: the block is complete, and visible
   // A payload copy is under way: may not leave, and no second copy may start.
-  bool moving = false;
+  bool moving : 1 = false;
   // A promotion into RAM is under way; who wants the block there waits for it.
-  bool filling = false;
-  bool hit = false;       // Lookup has found it
-  bool detached = false;  // reset while in use: not in the map, gone when its last user is
+  bool filling : 1 = false;
+  bool hit : 1 = false;       // Lookup has found it
+  bool detached : 1 = false;  // reset while in use: not in the map, gone when its last user is
+  std::array<bool, kTiers> listed = {};
+  // The child that was inserted last: a guess that saves a walk the hash map. May be another block
+  // by now; who follows it compares.
+  EntryId child = kNoEntry;
   std::array<uint32_t, kTiers> older = {kNoEntry, kNoEntry, kNoEntry};
   std::array<uint32_t, kTiers> newer = {kNoEntry, kNoEntry, kNoEntry};
-  std::array<bool, kTiers> listed = {};
   union {
     PartState one;    // part_count == 1
     PartState* many;  // otherwise
@@ -71,19 +74,18 @@ class BlockIndex {
   BlockIndex(const BlockIndex&) = delete;
   BlockIndex& operator=(const BlockIndex&) = delete;
 
-  // Appends the entries of the leading identities that exist in `space`, and returns how many:
-  // every one compared in full (key, parent key, identity), complete or not. `previous` is the
-  // entry of the block before them, or kNoEntry: what was stored in one go lies side by side.
-  size_t MatchPrefix(std::span<const BlockIdentity> blocks, SpaceId space, EntryId previous,
-                     std::vector<EntryId>* out) const;
-  // The one block, compared in full. kNoEntry when there is none.
-  EntryId Find(const BlockIdentity& block, SpaceId space) const;
+  // The block with this identity after `previous`, whose key is `parent`; kNoEntry for the first
+  // block, whose parent is the root. Compared in full (parent key, identity, namespace); the key
+  // itself is computed only when `previous` does not know this child. kNoEntry when there is none.
+  EntryId FindChild(EntryId previous, const BlockKey& parent, std::string_view identity,
+                    SpaceId space) const;
   // Whoever has this key, whatever its identity.
   EntryId FindKey(const BlockKey& key) const;
 
   // REQUIRES: FindKey(block.key) == kNoEntry. The new entry has no parts yet and is in no order.
+  // `previous` is the entry of its parent, or kNoEntry.
   EntryId Insert(const BlockIdentity& block, SpaceId space, uint32_t model, uint32_t depth,
-                 uint16_t part_count);
+                 uint16_t part_count, EntryId previous = kNoEntry);
   // REQUIRES: no part anywhere, in no order.
   void Remove(EntryId id);
   // Takes the block out of the map and all orders, so that nobody finds it; its parts stay.
@@ -126,13 +128,13 @@ class BlockIndex {
   static constexpr int kChunkBits = 12;
   static constexpr uint32_t kChunk = 1u << kChunkBits;
 
-  bool Matches(const Entry& entry, const BlockIdentity& block, SpaceId space) const;
+  bool Matches(const Entry& entry, const BlockKey& parent, std::string_view identity,
+               SpaceId space) const;
   EntryId TakeId();
   void PrefetchEntry(EntryId id) const {
     __builtin_prefetch(&entry(id));
     __builtin_prefetch(reinterpret_cast<const char*>(&entry(id)) + 64);
   }
-  void FindGroup(std::span<const BlockIdentity> group, EntryId guess, EntryId* found) const;
 
   absl::flat_hash_map<BlockKey, EntryId> ids_;
   std::vector<std::unique_ptr<Entry[]>> chunks_;

@@ -70,12 +70,13 @@ RejectReason StoreSession::CommitLocked(Block* block, uint32_t depth, uint64_t c
   const BlockIdentity identity{block->key, block->parent, block->identity};
   if (block->entry == kNoEntry) {
     KVTIER_CHECK(depth == path_.size());
-    EntryId entry = manager_->index_.Find(identity, space_);
+    const EntryId previous = path_.empty() ? kNoEntry : path_.back();
+    EntryId entry = manager_->index_.FindChild(previous, block->parent, block->identity, space_);
     if (entry == kNoEntry) {
       manager_->DetachResetLocked(block->key, erasures);
       if (manager_->index_.FindKey(block->key) != kNoEntry) return RejectReason::kCollision;
       const auto parts = static_cast<uint16_t>(manager_->models_[model_]->part_bytes.size());
-      entry = manager_->index_.Insert(identity, space_, model_, depth, parts);
+      entry = manager_->index_.Insert(identity, space_, model_, depth, parts, previous);
       ++manager_->spaces_.at(space_).refs;
     }
     manager_->AddPinLocked(entry);

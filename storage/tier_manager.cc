@@ -11,10 +11,8 @@
 namespace kvtier {
 namespace {
 
-// First a bite small enough that a miss at block 0 costs next to nothing, then ever larger ones.
-constexpr uint64_t kFirstWalk = 8;
-constexpr uint64_t kWalkGrowth = 8;
-constexpr uint64_t kLongestWalk = 512;
+// Blocks of one prompt walked per hold of the lock.
+constexpr uint64_t kWalkStep = 512;
 // Blocks looked at per hold of the lock while a reset sweeps the index.
 constexpr EntryId kSweepStep = 16384;
 
@@ -208,33 +206,28 @@ bool TierManager::CountHitLocked(const Model& model, EntryId block, LookupResult
 }
 
 // Goes down the prompt's leading blocks that exist, at most `limit`. Each is pinned into
-// walk->path, or touched. With a result it ends where Lookup's answer does. Hashes outside the
-// lock, and no further than blocks are found; what is pinned, or was touched, needs no second look.
+// walk->path, or touched: so none needs a second look. With a result it ends where Lookup's answer
+// does. The lock is given up now and then, for others.
 absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin,
                                      LookupResult* result, Walk* walk) {
-  std::vector<BlockIdentity> identities;
-  std::vector<EntryId> found;
   SpaceId space = 0;
   EntryId previous = kNoEntry;
-  for (uint64_t step = kFirstWalk;; step = std::min(step * kWalkGrowth, kLongestWalk)) {
-    const BlockKey previous_key = identities.empty() ? BlockKey{} : identities.back().key;
-    identities.clear();
-    found.clear();
-    const bool begins = prompt.cursor.position() == 0;
-    prompt.cursor.Next(std::min(step, limit - prompt.cursor.position()), &identities);
+  BlockKey key = prompt.cursor.root();
+  do {
     MutexLock lock(mutex_);
-    if (begins) {
+    if (prompt.cursor.position() == 0) {
       KVTIER_ASSIGN_OR_RETURN(walk->model, FindModelLocked(prompt.model));
       if (result != nullptr) BeginAnswerLocked(*walk->model, prompt.cursor.blocks(), result);
       const std::optional<SpaceId> known = FindSpaceLocked(prompt.canonical_root);
       if (!known.has_value()) return absl::OkStatus();
       space = *known;
-    } else if (previous != kNoEntry &&
-               (!index_.live(previous) || index_.entry(previous).key != previous_key)) {
+    } else if (!index_.live(previous) || index_.entry(previous).key != key) {
       previous = kNoEntry;  // it has left since, and its entry is another block's
     }
-    index_.MatchPrefix(identities, space, previous, &found);
-    for (EntryId block : found) {
+    const uint64_t stop = std::min(limit, prompt.cursor.position() + kWalkStep);
+    while (prompt.cursor.position() < stop) {
+      const EntryId block = index_.FindChild(previous, key, prompt.cursor.NextIdentity(), space);
+      if (block == kNoEntry) return absl::OkStatus();
       if (result != nullptr && !CountHitLocked(*walk->model, block, result)) {
         return absl::OkStatus();
       }
@@ -245,10 +238,10 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
         TouchLocked(block, previous);
       }
       previous = block;
+      key = index_.entry(block).key;
     }
-    const uint64_t position = prompt.cursor.position();
-    if (found.size() < identities.size() || position == limit) return absl::OkStatus();
-  }
+  } while (prompt.cursor.position() < limit);
+  return absl::OkStatus();
 }
 
 void TierManager::BeginAnswerLocked(const Model& model, uint64_t blocks, LookupResult* result) {
@@ -333,8 +326,10 @@ void TierManager::TouchLocked(EntryId block, EntryId parent) {
     if (!entry.listed[static_cast<int>(kind)]) continue;
     if (kind == TierKind::kSsd && in_memory) continue;
     in_memory = true;
+    const bool beside = parent != kNoEntry && index_.entry(parent).listed[static_cast<int>(kind)];
+    if (index_.NextNewer(block, kind) == (beside ? parent : kNoEntry)) continue;  // it is there
     index_.Unlist(block, kind);
-    if (parent != kNoEntry && index_.entry(parent).listed[static_cast<int>(kind)]) {
+    if (beside) {
       index_.PushOlderThan(parent, block, kind);
     } else {
       index_.PushNewest(block, kind);
@@ -467,32 +462,44 @@ absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef&
                                                    first, ", the prompt has ",
                                                    prompt.cursor.blocks(), " full blocks"));
   }
-  std::vector<BlockIdentity> identities;
-  identities.reserve(end);
-  prompt.cursor.Next(end, &identities);
+  std::vector<std::string_view> identities;
+  while (prompt.cursor.position() < end) identities.push_back(prompt.cursor.NextIdentity());
 
-  MutexLock lock(mutex_);
-  KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(prompt.model));
-  KVTIER_RETURN_IF_ERROR(CheckPart(part, model->part_bytes.size()));
-  const SpaceId space = TakeSpaceLocked(model->number, prompt.canonical_root);
-  std::vector<EntryId> path;
-  index_.MatchPrefix(identities, space, kNoEntry, &path);
   std::vector<StoreSession::Block> blocks(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    const BlockIdentity& identity = identities[first + i];
-    StoreSession::Block& block = blocks[i];
-    block.key = identity.key;
-    block.parent = identity.parent;
-    block.identity = std::string(identity.bytes);
-    if (first + i >= path.size()) continue;
-    block.entry = path[first + i];
-    const PartState& state = index_.parts(block.entry)[part];
-    if (!state.present()) continue;
-    block.outcome = StoreOutcome::kAlreadyPresent;
-    block.present_checksum = state.checksum;
-    ++counts_.already_present_blocks;
+  std::vector<EntryId> path;
+  BlockKey key = prompt.cursor.root();
+  const Model* model = nullptr;
+  SpaceId space = 0;
+  {
+    MutexLock lock(mutex_);
+    KVTIER_ASSIGN_OR_RETURN(model, FindModelLocked(prompt.model));
+    KVTIER_RETURN_IF_ERROR(CheckPart(part, model->part_bytes.size()));
+    space = TakeSpaceLocked(model->number, prompt.canonical_root);
+    EntryId block = kNoEntry;
+    for (uint64_t i = 0; i < end; ++i) {
+      block = index_.FindChild(block, key, identities[i], space);
+      if (block == kNoEntry) break;
+      AddPinLocked(block);
+      path.push_back(block);
+      key = index_.entry(block).key;
+      if (i < first) continue;
+      blocks[i - first].entry = block;
+      const PartState& state = index_.parts(block)[part];
+      if (!state.present()) continue;
+      blocks[i - first].outcome = StoreOutcome::kAlreadyPresent;
+      blocks[i - first].present_checksum = state.checksum;
+      ++counts_.already_present_blocks;
+    }
   }
-  for (EntryId block : path) AddPinLocked(block);
+  for (uint64_t i = path.size(); i < end; ++i) {
+    const BlockKey parent = key;
+    key = ChildKey(parent, identities[i]);
+    if (i < first) continue;
+    StoreSession::Block& block = blocks[i - first];
+    block.key = key;
+    block.parent = parent;
+    block.identity = std::string(identities[i]);
+  }
   return std::make_unique<StoreSession>(this, space, model->number, static_cast<uint16_t>(part),
                                         model->part_bytes[part], first, std::move(path),
                                         std::move(blocks));

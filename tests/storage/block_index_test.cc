@@ -17,7 +17,7 @@ Chain MakeChain(uint64_t seed, size_t length) {
     chain.bytes.push_back("identity-" + std::to_string(seed) + "-" + std::to_string(i));
   }
   for (size_t i = 0; i < length; ++i) {
-    const BlockKey key = Digest128::Of(parent.ToBytes() + chain.bytes[i]);
+    const BlockKey key = ChildKey(parent, chain.bytes[i]);
     chain.blocks.push_back(BlockIdentity{key, parent, chain.bytes[i]});
     parent = key;
   }
@@ -27,39 +27,54 @@ Chain MakeChain(uint64_t seed, size_t length) {
 std::vector<EntryId> InsertAll(BlockIndex* index, const Chain& chain, SpaceId space) {
   std::vector<EntryId> ids;
   for (size_t i = 0; i < chain.blocks.size(); ++i) {
-    ids.push_back(index->Insert(chain.blocks[i], space, 0, static_cast<uint32_t>(i), 1));
+    const EntryId previous = ids.empty() ? kNoEntry : ids.back();
+    ids.push_back(index->Insert(chain.blocks[i], space, 0, static_cast<uint32_t>(i), 1, previous));
     index->SetLocation(ids.back(), 0, TierKind::kRam, i);
   }
   return ids;
 }
 
-TEST(BlockIndexTest, MatchesAPrefixAndStopsWhereItEnds) {
+// The entries of the leading blocks, found as a lookup does.
+std::vector<EntryId> Walk(const BlockIndex& index, const Chain& chain, SpaceId space) {
+  std::vector<EntryId> path;
+  for (const BlockIdentity& block : chain.blocks) {
+    const EntryId previous = path.empty() ? kNoEntry : path.back();
+    const EntryId id = index.FindChild(previous, block.parent, block.bytes, space);
+    if (id == kNoEntry) break;
+    path.push_back(id);
+  }
+  return path;
+}
+
+TEST(BlockIndexTest, WalksAPrefixAndStopsWhereItEnds) {
   BlockIndex index;
   const Chain chain = MakeChain(1, 100);
   Chain head = chain;
   head.blocks.resize(70);
   const std::vector<EntryId> ids = InsertAll(&index, head, 1);
-  std::vector<EntryId> found;
-  EXPECT_EQ(index.MatchPrefix(chain.blocks, 1, kNoEntry, &found), 70u);
-  EXPECT_EQ(found, ids);
+  EXPECT_EQ(Walk(index, chain, 1), ids);
 }
 
-// What lies side by side is found by that, and what does not is found all the same.
-TEST(BlockIndexTest, WalksOverBlocksStoredApart) {
+// The child that a block remembers is a guess: with several children, with none remembered, and
+// with one whose entry is another block's by now, the right one is found.
+TEST(BlockIndexTest, RememberedChildIsOnlyAGuess) {
   BlockIndex index;
-  const Chain chain = MakeChain(1, 90), other = MakeChain(2, 90);
-  std::vector<EntryId> ids;
-  for (uint32_t i = 0; i < 90; ++i) {
-    ids.push_back(index.Insert(chain.blocks[i], 1, 0, i, 1));
-    if (i % 7 == 3) index.Insert(other.blocks[i], 1, 0, i, 1);
-  }
-  const std::span<const BlockIdentity> all(chain.blocks);
-  for (size_t begin : {0, 1, 16, 50}) {
-    std::vector<EntryId> found;
-    const EntryId previous = begin == 0 ? kNoEntry : ids[begin - 1];
-    EXPECT_EQ(index.MatchPrefix(all.subspan(begin), 1, previous, &found), 90 - begin);
-    EXPECT_EQ(found, std::vector<EntryId>(ids.begin() + static_cast<ptrdiff_t>(begin), ids.end()));
-  }
+  const Chain stem = MakeChain(1, 3);
+  const std::vector<EntryId> ids = InsertAll(&index, stem, 1);
+  const BlockKey parent = stem.blocks[2].key;
+  const BlockIdentity a{ChildKey(parent, "a"), parent, "a"}, b{ChildKey(parent, "b"), parent, "b"};
+  const EntryId first = index.Insert(a, 1, 0, 3, 1, ids[2]);
+  const EntryId second = index.Insert(b, 1, 0, 3, 1, ids[2]);
+  EXPECT_EQ(index.FindChild(ids[2], parent, "a", 1), first);
+  EXPECT_EQ(index.FindChild(ids[2], parent, "b", 1), second);
+  EXPECT_EQ(index.FindChild(kNoEntry, parent, "b", 1), second);
+  EXPECT_EQ(index.FindChild(ids[2], parent, "c", 1), kNoEntry);
+  index.Remove(second);
+  EXPECT_EQ(index.FindChild(ids[2], parent, "b", 1), kNoEntry);
+  const BlockIdentity stranger{ChildKey(stem.blocks[0].key, "x"), stem.blocks[0].key, "x"};
+  EXPECT_EQ(index.Insert(stranger, 1, 0, 1, 1), second);  // the entry is used again
+  EXPECT_EQ(index.FindChild(ids[2], parent, "x", 1), kNoEntry);
+  EXPECT_EQ(index.FindChild(ids[2], parent, "a", 1), first);
 }
 
 TEST(BlockIndexTest, PlacesABlockBesideItsParent) {
@@ -79,26 +94,27 @@ TEST(BlockIndexTest, PlacesABlockBesideItsParent) {
 }
 
 // The digest alone must never make a hit: each other field of the identity is changed under the
-// same key.
+// same key, with the entry as the guess and without.
 TEST(BlockIndexTest, EqualKeyWithAnotherIdentityIsAMiss) {
   BlockIndex index;
-  const Chain chain = MakeChain(1, 1);
-  const EntryId id = InsertAll(&index, chain, 1)[0];
-  BlockIdentity block = chain.blocks[0];
-  EXPECT_EQ(index.Find(block, 1), id);
-
-  BlockIdentity other_tokens = block;
-  other_tokens.bytes = "identity-1-X";
-  EXPECT_EQ(index.Find(other_tokens, 1), kNoEntry);
-  BlockIdentity longer = block;
-  const std::string more = std::string(block.bytes) + "x";
-  longer.bytes = more;
-  EXPECT_EQ(index.Find(longer, 1), kNoEntry);
-  BlockIdentity other_parent = block;
-  other_parent.parent.low ^= 1;
-  EXPECT_EQ(index.Find(other_parent, 1), kNoEntry);
-  EXPECT_EQ(index.Find(block, 2), kNoEntry);  // another namespace
-  EXPECT_EQ(index.FindKey(block.key), id);
+  const Chain chain = MakeChain(1, 2);
+  const std::vector<EntryId> ids = InsertAll(&index, chain, 1);
+  const BlockIdentity& block = chain.blocks[1];
+  BlockKey other_parent = block.parent;
+  other_parent.low ^= 1;
+  for (EntryId previous : {kNoEntry, ids[0]}) {
+    EXPECT_EQ(index.FindChild(previous, block.parent, block.bytes, 1), ids[1]);
+    EXPECT_EQ(index.FindChild(previous, block.parent, "identity-1-X", 1), kNoEntry);
+    EXPECT_EQ(index.FindChild(previous, block.parent, std::string(block.bytes) + "x", 1), kNoEntry);
+    EXPECT_EQ(index.FindChild(previous, other_parent, block.bytes, 1), kNoEntry);
+    EXPECT_EQ(index.FindChild(previous, block.parent, block.bytes, 2), kNoEntry);
+  }
+  // An entry whose key is another identity's, as a collision would make it.
+  const BlockIdentity forged{ChildKey(block.key, "asked"), block.key, "stored"};
+  const EntryId id = index.Insert(forged, 1, 0, 2, 1, ids[1]);
+  EXPECT_EQ(index.FindKey(forged.key), id);
+  EXPECT_EQ(index.FindChild(ids[1], block.key, "asked", 1), kNoEntry);
+  EXPECT_EQ(index.FindChild(kNoEntry, block.key, "asked", 1), kNoEntry);
 }
 
 TEST(BlockIndexTest, OrderIsLeastRecentFirstAndTiersAreApart) {
@@ -146,7 +162,7 @@ TEST(BlockIndexTest, RecycledEntriesStartClean) {
   EXPECT_EQ(again, id);
   EXPECT_FALSE(index.entry(again).hit);
   EXPECT_FALSE(index.entry(again).complete());
-  EXPECT_EQ(index.Find(first.blocks[0], 1), kNoEntry);
+  EXPECT_TRUE(Walk(index, first, 1).empty());
 }
 
 TEST(BlockIndexTest, MemoryPerBlockWithinItsBudget) {
