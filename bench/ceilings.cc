@@ -358,7 +358,6 @@ void KeepFreedMemory() {
 }
 
 absl::Status RunCeilingServer(const std::string& address) {
-  KeepFreedMemory();
   // Before gRPC makes threads, so that all leave these signals to sigwait.
   sigset_t stop;
   sigemptyset(&stop);

@@ -53,7 +53,6 @@ absl::Status WaitForServer(const std::string& address, bench::ChildProcess* chil
 
 absl::StatusOr<std::unique_ptr<BenchSetup>> BenchSetup::Start(const BenchOptions& options,
                                                               const Output& output) {
-  bench::KeepFreedMemory();
   std::unique_ptr<BenchSetup> setup(new BenchSetup(options, output));
   KVTIER_ASSIGN_OR_RETURN(const std::string own_path, bench::OwnPath());
   KVTIER_ASSIGN_OR_RETURN(setup->directory_, bench::TemporaryDirectory::Make());

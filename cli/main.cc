@@ -1,4 +1,5 @@
 // kvtier: one tool for operators and planners. Wiring only.
+#include "bench/ceilings.h"
 #include "cli/commands.h"
 
 int main(int argc, char** argv) {
@@ -11,6 +12,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer("'kvtier COMMAND --help' explains a command and gives an example.");
 
+  kvtier::bench::KeepFreedMemory();
   kvtier::cli::Invocation invocation;
   kvtier::cli::AddStatusCommand(app, &invocation);
   kvtier::cli::AddModelsCommand(app, &invocation);
