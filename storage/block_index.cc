@@ -49,7 +49,10 @@ EntryId BlockIndex::FindChild(EntryId previous, const BlockKey& parent, std::str
   if (previous != kNoEntry) {
     const EntryId guess = entry(previous).child;
     if (guess < next_fresh_) {
-      if (guess + kAhead < next_fresh_) PrefetchEntry(guess + kAhead);
+      if (guess + kAhead < next_fresh_) {
+        PrefetchEntry(guess + kAhead);
+        __builtin_prefetch(entry(guess + kAhead / 2).identity);
+      }
       const Entry& e = entry(guess);
       if (live(guess) && !e.detached && Matches(e, parent, identity, space)) return guess;
     }

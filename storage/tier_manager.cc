@@ -182,27 +182,36 @@ TierKind TierManager::BestTierLocked(EntryId block) const {
 
 // Takes the next block of a walk into the answer. False when no layer group goes on with it: then
 // the walk ends before it.
-bool TierManager::CountHitLocked(const Model& model, EntryId block, LookupResult* result) {
+bool TierManager::TakeHitLocked(EntryId block, LookupResult* result) {
   Entry& entry = index_.entry(block);
-  const uint32_t position = entry.depth;
-  if (entry.complete() && result->blocks == position) {
+  if (entry.complete() && result->blocks == entry.depth) {
     const TierKind best = BestTierLocked(block);
     entry.hit = true;
-    ++counts_.tiers[static_cast<int>(best)].hits;
-    ++counts_.hit_blocks;
     ++result->blocks;
     if (result->runs.empty() || result->runs.back().first != best) {
       result->runs.emplace_back(best, 0);
     }
     ++result->runs.back().second;
+    return true;
   }
   bool goes_on = false;
-  for (uint32_t group = 0; group < model.groups; ++group) {
-    if (result->group_blocks[group] < position || !GroupPresentLocked(block, group)) continue;
-    ++result->group_blocks[group];
+  for (uint32_t group = 0; group < result->group_blocks.size(); ++group) {
+    uint32_t& leading = result->group_blocks[group];
+    leading = std::max(leading, result->blocks);
+    if (leading < entry.depth || !GroupPresentLocked(block, group)) continue;
+    ++leading;
     goes_on = true;
   }
   return goes_on;
+}
+
+void TierManager::EndAnswer(LookupResult* result) {
+  for (uint32_t& leading : result->group_blocks) leading = std::max(leading, result->blocks);
+  MutexLock lock(mutex_);
+  counts_.hit_blocks += result->blocks;
+  for (const auto& [kind, blocks] : result->runs) {
+    counts_.tiers[static_cast<int>(kind)].hits += blocks;
+  }
 }
 
 // Goes down the prompt's leading blocks that exist, at most `limit`. Each is pinned into
@@ -228,7 +237,7 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
     while (prompt.cursor.position() < stop) {
       const EntryId block = index_.FindChild(previous, key, prompt.cursor.NextIdentity(), space);
       if (block == kNoEntry) return absl::OkStatus();
-      if (result != nullptr && !CountHitLocked(*walk->model, block, result)) {
+      if (result != nullptr && !TakeHitLocked(block, result)) {
         return absl::OkStatus();
       }
       if (pin) {
@@ -257,6 +266,7 @@ absl::StatusOr<LookupResult> TierManager::Lookup(PromptRef& prompt, const Lookup
   LookupResult result;
   Walk walk;
   KVTIER_RETURN_IF_ERROR(WalkPrompt(prompt, prompt.cursor.blocks(), pin, &result, &walk));
+  EndAnswer(&result);
   if (walk.path.empty()) return result;
   auto pins = std::make_shared<const PinSet>(this, std::move(walk.path));
   if (lease) {

@@ -245,8 +245,8 @@ class TierManager {
   void DropSpaceRefLocked(SpaceId space) KVTIER_REQUIRES(mutex_);
   bool GroupPresentLocked(EntryId block, uint32_t group) const KVTIER_REQUIRES(mutex_);
   TierKind BestTierLocked(EntryId block) const KVTIER_REQUIRES(mutex_);
-  bool CountHitLocked(const Model& model, EntryId block, LookupResult* result)
-      KVTIER_REQUIRES(mutex_);
+  bool TakeHitLocked(EntryId block, LookupResult* result) KVTIER_REQUIRES(mutex_);
+  void EndAnswer(LookupResult* result) KVTIER_EXCLUDES(mutex_);
   absl::Status WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, LookupResult* result,
                           Walk* walk) KVTIER_EXCLUDES(mutex_);
   void BeginAnswerLocked(const Model& model, uint64_t blocks, LookupResult* result)
