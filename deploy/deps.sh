@@ -13,7 +13,7 @@ packages=(
   prometheus-cpp-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
 )
 test_packages=(
-  libgtest-dev libgmock-dev clang-14 libclang-rt-14-dev clang-format-14
+  libgtest-dev libgmock-dev ccache clang-14 libclang-rt-14-dev clang-format-14
   python3 python3-grpcio python3-protobuf zstd
 )
 
