@@ -22,6 +22,11 @@ constexpr std::chrono::seconds kSlow(60);
 absl::Status Explain(const grpc::Status& status, const std::string& address) {
   if (status.ok()) return absl::OkStatus();
   const auto code = static_cast<absl::StatusCode>(status.error_code());
+  if (code == absl::StatusCode::kUnimplemented) {
+    return absl::UnimplementedError(absl::StrCat(
+        address,
+        " does not serve the operators' API: --admin takes kvtierd's admin-listen address"));
+  }
   if (code != absl::StatusCode::kUnavailable) return absl::Status(code, status.error_message());
   return absl::UnavailableError(absl::StrCat(
       "cannot reach kvtierd at ", address,
@@ -36,6 +41,7 @@ template <typename Request, typename Response>
 absl::StatusOr<Response> Call(v1::KvCacheAdmin::Stub& rpc, Method<Request, Response> method,
                               const Request& request, std::chrono::seconds deadline,
                               const std::string& address) {
+  if (address.empty()) return absl::InvalidArgumentError("--admin is empty");
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + deadline);
   Response response;

@@ -1,10 +1,10 @@
 #include "cli/hf_config.h"
 
-#include <fstream>
 #include <initializer_list>
 #include <iterator>
 
 #include "cli/json_output.h"
+#include "cli/read_file.h"
 
 namespace kvtier::cli {
 namespace {
@@ -182,10 +182,7 @@ absl::StatusOr<ModelSpec> SpecFromHfConfig(std::string_view json, const std::str
 
 absl::StatusOr<ModelSpec> SpecFromHfConfigFile(const std::string& path,
                                                std::optional<DType> dtype) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (file.bad()) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  KVTIER_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   return SpecFromHfConfig(text, path, dtype);
 }
 

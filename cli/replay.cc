@@ -430,6 +430,14 @@ absl::StatusOr<ReplayReport> Replay(const ReplayOptions& options, TraceSource& t
 }
 
 absl::Status CheckReplay(const ReplayReport& report) {
+  if (report.blocks == 0) {
+    return absl::InvalidArgumentError("no request of the trace has a block: nothing was replayed");
+  }
+  if (report.hit_blocks + report.stored_blocks + report.present_blocks == 0) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the daemon kept none of ", report.blocks,
+        " blocks: is --block-bytes larger than its RAM tier? 'kvtier status' shows the tiers"));
+  }
   if (report.wrong_blocks == 0 && report.verified_blocks == report.hit_blocks) {
     return absl::OkStatus();
   }
@@ -493,6 +501,7 @@ std::string ReplayText(const ReplayOptions& options, const ReplayReport& report,
       .Row({"wrong blocks", WithCommas(report.wrong_blocks)})
       .Row({"missed blocks", WithCommas(report.missed_blocks)})
       .Row({"stored blocks", WithCommas(report.stored_blocks)})
+      .Row({"present already", WithCommas(report.present_blocks)})
       .Row({"rejected blocks", WithCommas(report.rejected_blocks)})
       .Row({"fetched", FormatBytes(report.fetched_bytes)})
       .Row({"stored", FormatBytes(report.stored_bytes)})

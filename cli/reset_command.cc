@@ -1,9 +1,8 @@
 // kvtier reset: drops a model's blocks, or one namespace's of it.
-#include <fstream>
-#include <iterator>
 
 #include "cli/admin_commands.h"
 #include "cli/admin_json.h"
+#include "cli/read_file.h"
 
 namespace kvtier::cli {
 namespace {
@@ -15,14 +14,6 @@ struct ResetOptions {
   std::optional<std::string> salt_file;
 };
 
-// The file's bytes as they are: a salt may hold any, a final newline too.
-absl::StatusOr<std::string> ReadSalt(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string salt((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file.good() && !file.eof()) return absl::NotFoundError("cannot read " + path);
-  return salt;
-}
-
 absl::Status RunReset(const ResetOptions& options, AdminClient& client, Output& output) {
   v1::ResetRequest request;
   KVTIER_ASSIGN_OR_RETURN(const std::string model, ParseModelId(options.model));
@@ -33,7 +24,7 @@ absl::Status RunReset(const ResetOptions& options, AdminClient& client, Output& 
     name->set_tenant(options.tenant.value_or(""));
     name->set_adapter(options.adapter.value_or(""));
     if (options.salt_file) {
-      KVTIER_ASSIGN_OR_RETURN(const std::string salt, ReadSalt(*options.salt_file));
+      KVTIER_ASSIGN_OR_RETURN(const std::string salt, ReadFile(*options.salt_file));
       name->set_salt(salt);
     }
   }

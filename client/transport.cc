@@ -238,8 +238,10 @@ class GrpcTransport final : public Transport {
 
   static absl::Status StatusOf(Exchange& exchange, const ::grpc::Status& status) {
     if (status.ok()) return absl::OkStatus();
-    std::string message =
-        absl::StrCat(std::string(RpcName(exchange.rpc)), ": ", status.error_message());
+    std::string message = absl::StrCat(std::string(RpcName(exchange.rpc)), ": ",
+                                       status.error_code() == ::grpc::StatusCode::UNIMPLEMENTED
+                                           ? "nobody serves kvtier's data API at this address"
+                                           : status.error_message());
     const std::string_view request_id =
         FindMetadata(exchange.context.GetServerInitialMetadata(), "kvtier-request-id");
     exchange.answered = !request_id.empty();

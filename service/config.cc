@@ -250,6 +250,9 @@ std::optional<std::string> TomlText(const toml::node& node) {
 absl::StatusOr<Values> ReadFile(const std::string& path) {
   Values out;
   if (path.empty()) return out;
+  if (std::filesystem::is_directory(path)) {
+    return absl::InvalidArgumentError(absl::StrCat("config file ", path, " is a directory"));
+  }
   toml::table table;
   try {
     table = toml::parse_file(path);

@@ -30,11 +30,13 @@ MemoryTier* TierManager::memory_tier(TierKind kind) const {
 
 // --- Making room
 
-// Empty when nothing can leave.
+// Empty when nothing can leave, or nothing that left could make room for it.
 Slot TierManager::AllocateInRam(uint64_t bytes, TimePoint deadline) {
-  do {
+  if (Slot slot = ram_->Allocate(bytes)) return slot;
+  if (ram_->BlocksFor(std::span(&bytes, 1)) == 0) return Slot();
+  while (MakeRoom(TierKind::kRam, bytes, deadline)) {
     if (Slot slot = ram_->Allocate(bytes)) return slot;
-  } while (MakeRoom(TierKind::kRam, bytes, deadline));
+  }
   return Slot();
 }
 

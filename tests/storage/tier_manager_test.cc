@@ -175,6 +175,16 @@ TEST_F(TierManagerTest, TooLongAStoreKeepsItsLeadingBlocks) {
   EXPECT_EQ((*session)->reason(5), RejectReason::kNoSpace);
 }
 
+TEST_F(TierManagerTest, PartLargerThanTheTierEvictsNothing) {
+  Start({.ram = 64 * kPart});
+  const ModelSpec huge = OpaqueModel("huge", {65 * kPart});
+  ASSERT_TRUE(manager().AddModel(huge).ok());
+  fixture_->Store(model_, Tokens(1, 8));
+  EXPECT_THAT(fixture_->Store(huge, Tokens(2, 1)), Each(kRejected));
+  EXPECT_EQ(fixture_->Found(model_, Tokens(1, 8)), 8u);
+  EXPECT_EQ(manager().stats().tiers[1].evictions, 0u);
+}
+
 TEST_F(TierManagerTest, BlockWithoutItsParentIsRefused) {
   Start({.ram = 16 * kPart});
   const auto tokens = Tokens(1, 4);
