@@ -15,11 +15,13 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <utility>
 
 #include "client/connect.h"
 #include "client/retry_delay.h"
 #include "common/channel_args.h"
+#include "common/executor.h"
 #include "common/mutex.h"
 
 namespace kvtier::client_internal {
@@ -156,6 +158,63 @@ class Connection {
   std::atomic<bool> retired_{false};
 };
 
+// Breaks the connection of a call that has not ended soon after its deadline: a write to a peer
+// that stands still does not notice the deadline by itself.
+class CallWatch {
+ public:
+  // Keeps one call watched while it lives.
+  class Watched {
+   public:
+    Watched(CallWatch* watch, std::shared_ptr<Connection> connection, Duration limit)
+        : watch_(watch), id_(watch->Add(std::move(connection), limit)) {}
+    ~Watched() { watch_->Remove(id_); }
+    Watched(const Watched&) = delete;
+    Watched& operator=(const Watched&) = delete;
+
+   private:
+    CallWatch* const watch_;
+    const uint64_t id_;
+  };
+
+  CallWatch() : ticker_(kPeriod, [this] { BreakOverdue(); }) {}
+
+ private:
+  static constexpr Duration kPeriod = std::chrono::milliseconds(50);
+  static constexpr Duration kGrace = std::chrono::milliseconds(250);
+  struct Call {
+    std::shared_ptr<Connection> connection;
+    TimePoint end;
+  };
+
+  uint64_t Add(std::shared_ptr<Connection> connection, Duration limit) {
+    const TimePoint end = std::chrono::steady_clock::now() + limit + kGrace;
+    MutexLock lock(mutex_);
+    calls_[next_id_] = Call{std::move(connection), end};
+    return next_id_++;
+  }
+
+  void Remove(uint64_t id) {
+    std::shared_ptr<Connection> ended;  // closed, if at all, without the lock
+    MutexLock lock(mutex_);
+    const auto call = calls_.find(id);
+    ended = std::move(call->second.connection);
+    calls_.erase(call);
+  }
+
+  void BreakOverdue() {
+    const TimePoint now = std::chrono::steady_clock::now();
+    MutexLock lock(mutex_);
+    for (auto& [id, call] : calls_) {
+      if (now >= call.end && !call.connection->retired()) call.connection->Break();
+    }
+  }
+
+  Mutex mutex_;
+  std::map<uint64_t, Call> calls_ KVTIER_GUARDED_BY(mutex_);
+  uint64_t next_id_ KVTIER_GUARDED_BY(mutex_) = 0;
+  Ticker ticker_;  // last: it uses what is above
+};
+
 std::chrono::system_clock::time_point DeadlineIn(Duration limit) {
   return std::chrono::system_clock::now() +
          std::chrono::duration_cast<std::chrono::system_clock::duration>(limit);
@@ -215,6 +274,7 @@ class GrpcTransport final : public Transport {
     }
     LentMemory lent;
     {
+      const CallWatch::Watched watched(&watch_, *connection, limit);
       Exchange exchange{rpc, connection->get(), &lent, {}};
       exchange.context.set_deadline(deadline);
       result = call(exchange);
@@ -323,6 +383,7 @@ class GrpcTransport final : public Transport {
     queue.Shutdown();
   }
 
+  CallWatch watch_;
   const std::string address_;
   Mutex mutex_;
   std::shared_ptr<Connection> connection_ KVTIER_GUARDED_BY(mutex_);
