@@ -1,5 +1,6 @@
 #include "common/log.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <ctime>
@@ -24,7 +25,10 @@ std::string Timestamp() {
 }
 
 std::string Quoted(const std::string& value) {
-  if (!value.empty() && value.find_first_of(" \"=\n\t\\") == std::string::npos) return value;
+  const bool plain = std::all_of(value.begin(), value.end(), [](unsigned char c) {
+    return c > ' ' && c < 0x7f && c != '"' && c != '=' && c != '\\';
+  });
+  if (plain && !value.empty()) return value;
   return absl::StrCat("\"", absl::CEscape(value), "\"");
 }
 

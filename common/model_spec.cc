@@ -15,6 +15,8 @@ constexpr uint32_t kMaxGroups = 64;
 constexpr uint32_t kMaxLayers = 1024;
 constexpr uint32_t kMaxDimension = 65536;
 constexpr uint32_t kMaxRanks = 1024;
+// Each block's entry in the index has 32 bytes for each part.
+constexpr uint32_t kMaxParts = 4096;
 // With these limits no product below passes 2^57: layers 2^10, heads 2^16, key + value 2^17,
 // element 2^2, tokens 2^12.
 constexpr uint64_t kMaxStateBytes = uint64_t{1} << 40;
@@ -226,6 +228,8 @@ absl::Status ValidateSpec(const ModelSpec& spec, const SpecLimits& limits) {
   KVTIER_RETURN_IF_ERROR(CheckRange("pack_order", static_cast<uint64_t>(spec.pack_order), 0,
                                     static_cast<uint64_t>(PackOrder::kOpaque)));
   KVTIER_RETURN_IF_ERROR(CheckShape(spec));
+  KVTIER_RETURN_IF_ERROR(
+      CheckRange("parts (layer groups * tensor_parallel)", PartCount(spec), 1, kMaxParts));
   const std::vector<uint64_t> parts = PartBytes(spec);
   for (size_t i = 0; i < parts.size(); ++i) {
     KVTIER_RETURN_IF_ERROR(

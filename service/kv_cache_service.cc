@@ -133,8 +133,15 @@ absl::Status KvCacheService::DoRegister(const ModelSpec& spec, TimePoint deadlin
   if (core_.clock->Now() > deadline) {
     return absl::DeadlineExceededError("the call's deadline has passed");
   }
+  const bool known = core_.manager->GetModel(SpecId(spec)).ok();
   KVTIER_RETURN_IF_ERROR(core_.manager->AddModel(spec));
-  if (core_.options.save_model) KVTIER_RETURN_IF_ERROR(core_.options.save_model(spec));
+  if (!known && core_.options.save_model) {
+    const absl::Status saved = core_.options.save_model(spec);
+    if (!saved.ok()) {  // it would be gone after a restart: refused is refused
+      KVTIER_RETURN_IF_ERROR(core_.manager->RemoveModel(SpecId(spec)).status());
+      return saved;
+    }
+  }
   KVTIER_ASSIGN_OR_RETURN(const ModelInfo info, core_.manager->GetModel(SpecId(spec)));
   response->set_model_id(info.id.ToBytes());
   const std::vector<uint64_t> part_bytes = PartBytes(spec);

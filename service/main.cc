@@ -1,6 +1,7 @@
 // kvtierd: reads its configuration, starts the server and waits for a signal.
 #include <malloc.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -18,6 +19,9 @@ namespace {
 constexpr int kExitFailed = 1;   // could not start
 constexpr int kExitRefused = 2;  // the configuration is wrong
 
+// What a stop takes besides the drain.
+constexpr unsigned kStopSeconds = 2;
+
 sigset_t StopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -31,6 +35,25 @@ sigset_t StopSignals() {
 void KeepFreedMemory() {
   mallopt(M_MMAP_THRESHOLD, 64 << 20);
   mallopt(M_TRIM_THRESHOLD, 128 << 20);
+}
+
+// Idle connections cost a descriptor each, and gRPC's listener does not recover from running out.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    Log(LogLevel::kWarning, "cannot raise the limit of open files", {{"limit", limit.rlim_max}});
+  }
+}
+
+// A peer that stands still in the middle of a read keeps gRPC from ending its call for as long as
+// it does. What must outlive the process is on disk long before, so the stop does not wait for
+// such.
+void Abandon(int) {
+  constexpr char kLine[] = "kvtierd: calls of peers that stand still are abandoned\n";
+  const ssize_t written = write(STDERR_FILENO, kLine, sizeof(kLine) - 1);
+  _exit(written < 0 ? kExitFailed : 0);
 }
 
 int Fail(const absl::Status& status) {
@@ -49,6 +72,7 @@ void LogConfiguration(const CommandLine& line) {
 int Serve(const CommandLine& line, const sigset_t& stop_signals) {
   SetLogLevel(line.config.log_level);
   KeepFreedMemory();
+  RaiseDescriptorLimit();
   RouteGrpcLog();
   LogConfiguration(line);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(line.config, line.settings);
@@ -61,6 +85,8 @@ int Serve(const CommandLine& line, const sigset_t& stop_signals) {
   Log(LogLevel::kInfo, "stopping; a second signal ends the process at once",
       {{"signal", signal_number}});
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
+  signal(SIGALRM, Abandon);
+  alarm(static_cast<unsigned>(line.config.drain_ms / 1000 + kStopSeconds));
   (*server)->Stop();
   server->reset();
   Log(LogLevel::kInfo, "stopped");

@@ -59,6 +59,23 @@ TEST(ValidateSpec, RefusesStringsOutOfRange) {
       "65");
 }
 
+// The index keeps something for each part of each block.
+TEST(ValidateSpec, RefusesMorePartsThanABlockMayHave) {
+  ModelSpec spec;
+  spec.name = "parts";
+  spec.explicit_groups = 4;
+  spec.tensor_parallel = 1024;
+  spec.explicit_part_bytes.assign(4096, 1);
+  EXPECT_TRUE(ValidateSpec(spec).ok()) << ValidateSpec(spec);
+  ExpectRefused(
+      spec,
+      [](ModelSpec* s) {
+        s->explicit_groups = 5;
+        s->explicit_part_bytes.assign(5120, 1);
+      },
+      "parts", "4096");
+}
+
 TEST(ValidateSpec, RefusesNumbersOutOfRange) {
   const ModelSpec spec = ValidSpec();
   ExpectRefused(
