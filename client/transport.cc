@@ -205,7 +205,7 @@ class CallWatch {
     const TimePoint now = std::chrono::steady_clock::now();
     MutexLock lock(mutex_);
     for (auto& [id, call] : calls_) {
-      if (now >= call.end && !call.connection->retired()) call.connection->Break();
+      if (now >= call.end) call.connection->Break();
     }
   }
 
