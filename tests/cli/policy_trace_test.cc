@@ -10,7 +10,7 @@
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kPart = 256;  // bytes; the policy does not depend on it
+constexpr uint64_t kPart = 4096;  // bytes, a whole page; the policy does not depend on it
 
 struct Case {
   const char* name;
