@@ -11,7 +11,7 @@ namespace {
 
 // How far ahead of a walk entries are fetched from memory: blocks stored in one go lie side by
 // side.
-constexpr EntryId kAhead = 8;
+constexpr EntryId kAhead = 16;
 
 }  // namespace
 

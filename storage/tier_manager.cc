@@ -186,7 +186,7 @@ bool TierManager::TakeHitLocked(EntryId block, LookupResult* result) {
   Entry& entry = index_.entry(block);
   if (entry.complete() && result->blocks == entry.depth) {
     const TierKind best = BestTierLocked(block);
-    entry.hit = true;
+    if (!entry.hit) entry.hit = true;  // a line that is not written stays in every core's cache
     ++result->blocks;
     if (result->runs.empty() || result->runs.back().first != best) {
       result->runs.emplace_back(best, 0);
