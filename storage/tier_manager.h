@@ -1,7 +1,7 @@
 // The only policy: which blocks are where, what moves, what leaves.
 //
-//   Lookup  cursor -> hash -> [ walk to the first block not complete, verifying identities; touch,
-//           deepest first; pin when a lease is asked for ]
+//   Lookup  cursor -> [ walk to the first block not complete, verifying identities; touch,
+//           or, when a lease is asked for, pin what is found ]
 //   Fetch   [ pin what is named ] -> per block: in RAM -> its bytes in place; else a fill from the
 //           tier that has it, one for all who ask -> stream -> [ unpin ]
 //   Store   [ pin what is named and present ] -> per missing block: a slot (MakeRoom) -> payload
@@ -10,8 +10,8 @@
 //           -> erased
 //
 // Brackets are the index lock: inside them no I/O and no copying of payload. Eviction is least
-// recently used, leaf first: a path is touched deepest block first, so heads are newer than tails
-// and no block outlives its parent in a memory tier.
+// recently used, leaf first: each block of a path is placed on its parent's older side, so heads
+// are newer than tails and no block outlives its parent in a memory tier.
 #pragma once
 
 #include <array>
