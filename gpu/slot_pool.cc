@@ -393,6 +393,11 @@ void SlotPool::Relist(uint32_t id) {
 
 // Sizes
 
+bool SlotPool::CanHold(uint64_t bytes) const {
+  MutexLock lock(mutex_);
+  return bytes <= capacity_ && ExtentSlots(capacity_, StrideOf(bytes), capacity_) > 0;
+}
+
 uint64_t SlotPool::SlotsFor(uint64_t capacity_bytes, uint64_t bytes) {
   return SetsFor(capacity_bytes, {&bytes, 1});
 }

@@ -96,6 +96,8 @@ class SlotPool {
   std::span<std::byte> Find(SlotId id) const KVTIER_EXCLUDES(mutex_);
   void SetOwner(SlotId id, OwnerTag owner) KVTIER_EXCLUDES(mutex_);
 
+  // Whether a slot of `bytes` can be had at all, with everything else gone.
+  bool CanHold(uint64_t bytes) const KVTIER_EXCLUDES(mutex_);
   // Slots of `bytes` that a lone size class would get out of `capacity` bytes.
   static uint64_t SlotsFor(uint64_t capacity_bytes, uint64_t bytes);
   // How often slots of all these sizes together would be had, taken in this order.

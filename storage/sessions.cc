@@ -92,7 +92,7 @@ RejectReason StoreSession::CommitLocked(Block* block, uint32_t depth, uint64_t c
     return RejectReason::kNone;
   }
   state.checksum = checksum;
-  const SlotPool::OwnerTag owner = uint64_t{part_} << 32 | block->entry;
+  const SlotPool::OwnerTag owner = TierManager::ToOwner(block->entry, part_);
   const Location at = manager_->ram_->Commit(std::move(block->slot), owner);
   manager_->SetLocationLocked(block->entry, part_, TierKind::kRam, at);
   block->outcome = StoreOutcome::kStored;

@@ -270,13 +270,18 @@ class TierManager {
   uint64_t SweepReset() KVTIER_EXCLUDES(mutex_);
 
   // tier_moves.cc
+  // What a slot says of the part that lies in it, for when its extent drains.
+  static SlotPool::OwnerTag ToOwner(EntryId block, uint16_t part) {
+    return uint64_t{part} << 32 | block;
+  }
   Slot AllocateInRam(uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool MakeRoom(TierKind tier, uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool EvictOldest(TierKind tier, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool NeedsDemotionLocked(EntryId block, TierKind tier) const KVTIER_REQUIRES(mutex_);
   std::vector<EntryId> TakeForDemotionLocked(EntryId oldest) KVTIER_REQUIRES(mutex_);
   void LeaveTierLocked(EntryId block, TierKind tier, Erasures* erasures) KVTIER_REQUIRES(mutex_);
-  void CollectMovesLocked(EntryId block, TierKind from, TierKind to, std::vector<Move>* moves) const
+  Move MoveLocked(EntryId block, uint16_t part, TierKind from) const KVTIER_REQUIRES(mutex_);
+  void CollectDemotionsLocked(EntryId block, std::vector<Move>* moves) const
       KVTIER_REQUIRES(mutex_);
   void Demote(const std::vector<EntryId>& blocks, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   Location WriteWithRoom(TierKind to, WriteOp op, TimePoint deadline) KVTIER_EXCLUDES(mutex_);

@@ -18,7 +18,7 @@ constexpr uint32_t kMaxPromotionsQueued = 64;
 // How long a copy that no caller waits for may take.
 constexpr Duration kBackgroundLimit = std::chrono::seconds(30);
 
-SlotPool::OwnerTag ToOwner(EntryId block, uint16_t part) { return uint64_t{part} << 32 | block; }
+// ToOwner's parts.
 EntryId OwnerBlock(SlotPool::OwnerTag owner) { return static_cast<EntryId>(owner); }
 uint16_t OwnerPart(SlotPool::OwnerTag owner) { return static_cast<uint16_t>(owner >> 32); }
 
@@ -30,20 +30,22 @@ MemoryTier* TierManager::memory_tier(TierKind kind) const {
 
 // --- Making room
 
-// Empty when nothing can leave, or nothing that left could make room for it.
+// Empty when no room can be made.
 Slot TierManager::AllocateInRam(uint64_t bytes, TimePoint deadline) {
-  if (Slot slot = ram_->Allocate(bytes)) return slot;
-  if (ram_->BlocksFor(std::span(&bytes, 1)) == 0) return Slot();
-  while (MakeRoom(TierKind::kRam, bytes, deadline)) {
+  do {
     if (Slot slot = ram_->Allocate(bytes)) return slot;
-  }
+  } while (MakeRoom(TierKind::kRam, bytes, deadline));
   return Slot();
 }
 
 // One step towards room for a part of `bytes`: memory that another size class does not use, else
-// the least recent block. False when there was nothing to gain.
+// the least recent block. False when there was nothing to gain, and for a part that would not fit
+// if everything left.
 bool TierManager::MakeRoom(TierKind kind, uint64_t bytes, TimePoint deadline) {
-  if (memory_tier(kind) != nullptr && DrainExtent(kind, bytes)) return true;
+  if (MemoryTier* memory = memory_tier(kind); memory != nullptr) {
+    if (!memory->pool().CanHold(bytes)) return false;
+    if (DrainExtent(kind, bytes)) return true;
+  }
   return EvictOldest(kind, deadline);
 }
 
@@ -101,25 +103,30 @@ bool TierManager::EvictOldest(TierKind kind, TimePoint deadline) {
 
 // --- Demotion
 
-void TierManager::CollectMovesLocked(EntryId block, TierKind from, TierKind to,
-                                     std::vector<Move>* moves) const {
+// One part's copy out of a tier that has it. The identity stays where it is while the block is in
+// use.
+TierManager::Move TierManager::MoveLocked(EntryId block, uint16_t part, TierKind from) const {
   const Entry& entry = index_.entry(block);
   const Model& model = *models_[entry.model];
+  const PartState& state = index_.parts(block)[part];
+  Move move;
+  move.block = block;
+  move.part = part;
+  move.from = state.at[static_cast<int>(from)];
+  move.bytes = model.part_bytes[part];
+  move.checksum = state.checksum;
+  move.id = PartIdentity{model.id, entry.key, entry.parent,
+                         std::string_view(entry.identity, entry.identity_bytes), part};
+  return move;
+}
+
+// The parts of a block that RAM has and the SSD lacks.
+void TierManager::CollectDemotionsLocked(EntryId block, std::vector<Move>* moves) const {
   const std::span<const PartState> parts = index_.parts(block);
   for (uint16_t part = 0; part < parts.size(); ++part) {
-    const PartState& state = parts[part];
-    if (state.at[static_cast<int>(from)] == kNoLocation) continue;
-    if (state.at[static_cast<int>(to)] != kNoLocation) continue;
-    Move move;
-    move.block = block;
-    move.part = part;
-    move.from = state.at[static_cast<int>(from)];
-    move.bytes = model.part_bytes[part];
-    move.checksum = state.checksum;
-    // The identity stays where it is while the block is moving.
-    move.id = PartIdentity{model.id, entry.key, entry.parent,
-                           std::string_view(entry.identity, entry.identity_bytes), part};
-    moves->push_back(move);
+    if (parts[part].at[static_cast<int>(TierKind::kRam)] == kNoLocation) continue;
+    if (parts[part].at[static_cast<int>(TierKind::kSsd)] != kNoLocation) continue;
+    moves->push_back(MoveLocked(block, part, TierKind::kRam));
   }
 }
 
@@ -140,9 +147,7 @@ void TierManager::Demote(const std::vector<EntryId>& blocks, TimePoint deadline)
   std::vector<Move> moves;
   {
     MutexLock lock(mutex_);
-    for (EntryId block : blocks) {
-      CollectMovesLocked(block, TierKind::kRam, TierKind::kSsd, &moves);
-    }
+    for (EntryId block : blocks) CollectDemotionsLocked(block, &moves);
   }
   std::vector<Location> copies;
   for (const Move& move : moves) {
@@ -205,9 +210,7 @@ absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
     }
     from = index_.parts(block)[part].at[0] != kNoLocation ? TierKind::kGpu : TierKind::kSsd;
     index_.entry(block).filling = true;
-    std::vector<Move> all;
-    CollectMovesLocked(block, from, TierKind::kRam, &all);
-    move = *std::find_if(all.begin(), all.end(), [part](const Move& m) { return m.part == part; });
+    move = MoveLocked(block, part, from);
   }
   absl::StatusOr<PartView> view = Fill(move, from, deadline);
   if (view.ok()) {

@@ -185,6 +185,26 @@ TEST_F(TierManagerTest, PartLargerThanTheTierEvictsNothing) {
   EXPECT_EQ(manager().stats().tiers[1].evictions, 0u);
 }
 
+TEST_F(TierManagerTest, PartLargerThanTheGpuTierEvictsNothingThere) {
+  Start({.gpu = 16 * kPart, .ram = 256 * kPart});
+  const ModelSpec huge = OpaqueModel("huge", {17 * kPart});
+  ASSERT_TRUE(manager().AddModel(huge).ok());
+  fixture_->Store(model_, Tokens(1, 8));
+  fixture_->Store(huge, Tokens(2, 1));
+  LookupOptions options;
+  options.promote_to = TierKind::kGpu;
+  const auto small_tokens = Tokens(1, 8), huge_tokens = Tokens(2, 1);
+  PromptRef small_prompt = fixture_->Prompt(model_, small_tokens);
+  PromptRef huge_prompt = fixture_->Prompt(huge, huge_tokens);
+  ASSERT_TRUE(manager().Lookup(small_prompt, options).ok());
+  fixture_->executor().RunAll();
+  EXPECT_EQ(manager().stats().tiers[0].blocks, 8u);
+  ASSERT_TRUE(manager().Lookup(huge_prompt, options).ok());
+  fixture_->executor().RunAll();
+  EXPECT_EQ(manager().stats().tiers[0].blocks, 8u);
+  EXPECT_EQ(manager().stats().tiers[0].evictions, 0u);
+}
+
 TEST_F(TierManagerTest, BlockWithoutItsParentIsRefused) {
   Start({.ram = 16 * kPart});
   const auto tokens = Tokens(1, 4);
