@@ -9,7 +9,7 @@ set -euo pipefail
 packages=(
   cmake ninja-build g++ pkg-config
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
-  libabsl-dev libxxhash-dev librocksdb-dev libzstd-dev
+  libabsl-dev libxxhash-dev librocksdb-dev libssl-dev libzstd-dev
   prometheus-cpp-dev libcli11-dev libtomlplusplus-dev nlohmann-json3-dev
 )
 test_packages=(

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "common/block_key.h"
 #include "common/clock.h"
 #include "common/status.h"
+#include "storage/root_fingerprint.h"
 
 namespace kvtier {
 
@@ -25,10 +28,14 @@ std::string_view TierName(TierKind tier);  // "gpu", "ram", "ssd"
 // What identifies one part of one block, for media that outlive the process.
 struct PartIdentity {
   ModelId model;
+  RootFingerprint root = {};  // whose namespace
   BlockKey key;
-  BlockKey parent;
+  BlockKey parent;            // the root's digest for block 0
   std::string_view identity;  // tokens and media, or the engine's hash
+  uint32_t depth = 0;         // index from the prompt's first block
   uint16_t part = 0;          // group * tensor_parallel + rank
+  uint16_t part_count = 1;    // of the block
+  uint8_t carried = 0;        // times it was written again because it was in use; stays at 255
 };
 
 // Where a part lies in the tier that gave this out; means nothing to anybody else.
@@ -58,6 +65,14 @@ struct TierUsage {
   uint64_t backed_bytes = 0;
 };
 
+// A part that a medium kept from before this process.
+struct StoredPart {
+  PartIdentity id;  // `identity` only during the call that hands it over
+  Location location = 0;
+  uint64_t bytes = 0;
+  uint64_t checksum = 0;
+};
+
 // Thread-safe.
 class Tier {
  public:
@@ -69,12 +84,37 @@ class Tier {
   // On success all of `to` was written with the bytes that Write was given under this identity; on
   // failure its contents are undefined.
   virtual void Read(std::span<ReadOp> ops, TimePoint deadline) = 0;
+  // Each location once. Does not block.
   virtual void Erase(std::span<const Location> locations) = 0;
 
   virtual TierUsage usage() const = 0;
   virtual void SetCapacity(uint64_t bytes) = 0;
   // How many parts of these sizes together (one block) fit when a model has the tier for itself.
   virtual uint64_t BlocksFor(std::span<const uint64_t> part_bytes) const = 0;
+};
+
+// A tier that is a log: each Write is one segment, all or nothing, on the medium when it returns.
+// A segment's space comes back when all its parts were erased. Outlives the process.
+class LogTier : public Tier {
+ public:
+  // What was there at the start, segment by segment, oldest first. Once, before anything else.
+  virtual void Recover(const std::function<void(std::span<const StoredPart>)>& segment) = 0;
+
+  // Most bytes of one segment, as BytesFor counts them; a single part may be larger.
+  virtual uint64_t segment_bytes() const = 0;
+  // What a segment of these parts takes of the capacity. While it is being written the tier may be
+  // above its capacity by that much, so that what it replaces is erased after it is safe.
+  virtual uint64_t BytesFor(std::span<const WriteOp> ops) const = 0;
+
+  // Of what was written up to now, parts of this model (and root) do not come back after a restart.
+  // Returns when that is on the medium. Blocks.
+  virtual absl::Status Forget(const ModelId& model, const std::optional<RootFingerprint>& root) = 0;
+
+  // OK, or why nothing can be written now (reads may go on). Does not block.
+  virtual absl::Status writable() const = 0;
+  // Tries to get well again, and gives back the space of dead segments. Call it every now and then;
+  // it blocks.
+  virtual void Maintain() = 0;
 };
 
 }  // namespace kvtier

@@ -115,8 +115,11 @@ TierManager::Move TierManager::MoveLocked(EntryId block, uint16_t part, TierKind
   move.from = state.at[static_cast<int>(from)];
   move.bytes = model.part_bytes[part];
   move.checksum = state.checksum;
-  move.id = PartIdentity{model.id, entry.key, entry.parent,
-                         std::string_view(entry.identity, entry.identity_bytes), part};
+  move.id.model = model.id;
+  move.id.key = entry.key;
+  move.id.parent = entry.parent;
+  move.id.identity = std::string_view(entry.identity, entry.identity_bytes);
+  move.id.part = part;
   return move;
 }
 
