@@ -16,6 +16,8 @@ namespace kvtier {
 struct TierUnderTest {
   std::shared_ptr<void> backing;  // what must outlive the tier
   std::unique_ptr<Tier> tier;
+  // A LogTier over the same medium, after the one before has gone. Empty for a Tier that is no log.
+  std::function<absl::StatusOr<std::unique_ptr<LogTier>>()> restart;
 };
 
 struct TierFactory {
@@ -29,13 +31,24 @@ inline std::string TierFactoryName(const testing::TestParamInfo<TierFactory>& in
   return info.param.name;
 }
 
+inline constexpr uint64_t kContractCapacity = uint64_t{8} << 20;
+
 // A part as the suite writes it: what it was, and where it is.
-struct StoredPart {
-  uint64_t tag = 0;  // says its key and its bytes
+struct WrittenPart {
+  uint64_t tag = 0;  // says its identity and its bytes
   uint64_t bytes = 0;
   uint64_t checksum = 0;
   Location location = 0;
 };
+
+TimePoint Later();
+std::string IdentityOf(uint64_t tag);
+// Every field differs between tags that are near each other, save for the model and the root.
+// `identity` must outlive it.
+PartIdentity PartOf(uint64_t tag, const std::string& identity);
+inline bool IsMiss(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsDataLoss(status);
+}
 
 class TierContractTest : public testing::TestWithParam<TierFactory> {
  protected:
@@ -45,16 +58,38 @@ class TierContractTest : public testing::TestWithParam<TierFactory> {
   // Writes one batch of new parts of these sizes; statuses per item. Those that went well are in
   // `stored_`, in order.
   std::vector<absl::Status> Write(const std::vector<uint64_t>& sizes);
-  // Until the tier is full; how many there were.
+  // One part per batch until the tier is full; how many there were.
   uint64_t FillUp(uint64_t bytes);
   // OK: the part's bytes, each checked.
-  absl::Status Read(const StoredPart& part);
+  absl::Status Read(const WrittenPart& part);
   void Erase(size_t index);  // of stored_
+  // What `capacity_bytes` may come to: a log is above it by one segment of a part of `bytes`.
+  uint64_t MostUsed(uint64_t capacity_bytes, uint64_t bytes) const;
 
   TierUnderTest under_test_;
   Tier* tier_ = nullptr;
-  std::vector<StoredPart> stored_;
+  LogTier* log_ = nullptr;  // the tier, when it is one
+  std::vector<WrittenPart> stored_;
   uint64_t next_tag_ = 0;
+};
+
+// What a LogTier promises on top. A program that tests one links log_tier_contract.cc too.
+class LogTierContractTest : public TierContractTest {
+ protected:
+  // What a restart finds of a part; the identity is copied.
+  struct Found {
+    PartIdentity id;
+    std::string identity;
+    Location location;
+    uint64_t bytes;
+    uint64_t checksum;
+  };
+  using FoundSegments = std::vector<std::vector<Found>>;
+
+  // Ends the tier and starts another over what it left.
+  FoundSegments Restart();
+  // One segment of one part under this model and root; its tag.
+  uint64_t WriteUnder(const ModelId& model, const RootFingerprint& root);
 };
 
 }  // namespace kvtier
