@@ -1,0 +1,337 @@
+#include "storage/rocksdb_store.h"
+
+#include <rocksdb/convenience.h>
+#include <rocksdb/db.h>
+#include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
+#include <rocksdb/sst_file_writer.h>
+#include <rocksdb/table.h>
+#include <rocksdb/table_properties.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "common/log.h"
+
+namespace kvtier {
+namespace {
+
+constexpr char kListProperty[] = "kvtier.list";
+constexpr char kStagingFolder[] = "/staging";
+constexpr uint64_t kMaxManifestBytes = 16 << 20;
+constexpr int kOpeningThreads = 16;
+constexpr rlim_t kPlentyOfFiles = 1 << 16;
+
+// RocksDB's errors become lines of our log; it writes no log files of its own.
+class ErrorLogger final : public rocksdb::Logger {
+ public:
+  ErrorLogger() : Logger(rocksdb::InfoLogLevel::ERROR_LEVEL) {}
+  using rocksdb::Logger::Logv;
+  void LogHeader(const char* /*format*/, va_list /*arguments*/) override {}
+  void Logv(const char* format, va_list arguments) override {
+    char line[512];
+    std::vsnprintf(line, sizeof(line), format, arguments);
+    Log(LogLevel::kWarning, "rocksdb", {{"message", std::string(line)}});
+  }
+  void Logv(const rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
+    if (level >= rocksdb::InfoLogLevel::ERROR_LEVEL &&
+        level < rocksdb::InfoLogLevel::HEADER_LEVEL) {
+      Logv(format, arguments);
+    }
+  }
+};
+
+// Puts the same text into the properties of every table that is built with it.
+class ListCollector final : public rocksdb::TablePropertiesCollector {
+ public:
+  explicit ListCollector(const std::string* list) : list_(list) {}
+  rocksdb::Status AddUserKey(const rocksdb::Slice&, const rocksdb::Slice&, rocksdb::EntryType,
+                             rocksdb::SequenceNumber, uint64_t) override {
+    return rocksdb::Status::OK();
+  }
+  rocksdb::Status Finish(rocksdb::UserCollectedProperties* properties) override {
+    properties->insert({kListProperty, *list_});
+    return rocksdb::Status::OK();
+  }
+  rocksdb::UserCollectedProperties GetReadableProperties() const override { return {}; }
+  const char* Name() const override { return "kvtier.ListCollector"; }
+
+ private:
+  const std::string* const list_;
+};
+
+class ListCollectorFactory final : public rocksdb::TablePropertiesCollectorFactory {
+ public:
+  explicit ListCollectorFactory(const std::string* list) : list_(list) {}
+  rocksdb::TablePropertiesCollector* CreateTablePropertiesCollector(Context) override {
+    return new ListCollector(list_);  // RocksDB's to delete
+  }
+  const char* Name() const override { return "kvtier.ListCollectorFactory"; }
+
+ private:
+  const std::string* const list_;
+};
+
+rocksdb::Slice SliceOf(std::string_view bytes) { return {bytes.data(), bytes.size()}; }
+
+absl::Status ReadError(const rocksdb::Status& status) {
+  if (status.IsNotFound()) return absl::NotFoundError("no such key");
+  return absl::DataLossError(status.ToString());
+}
+
+absl::Status WriteError(const rocksdb::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  if (status.IsNoSpace()) return absl::ResourceExhaustedError(status.ToString());
+  return absl::UnavailableError(status.ToString());
+}
+
+absl::Status OpenError(const rocksdb::Status& status) {
+  const std::string text = status.ToString();
+  if (status.IsCorruption() || status.IsPathNotFound() || status.IsInvalidArgument()) {
+    return absl::DataLossError(text);
+  }
+  if (text.find("/LOCK") != std::string::npos) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("it is in use by another process (", text, ")"));
+  }
+  return WriteError(status);
+}
+
+// All tables stay open, or as many as this process may have files.
+int MaxOpenFiles() {
+  rlimit limit = {};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur >= kPlentyOfFiles) return -1;
+  return static_cast<int>(std::max<rlim_t>(limit.rlim_cur / 2, 64));
+}
+
+// Payload is checksummed by record, so reads skip the table's checksums; its index and properties
+// are verified by them whenever a table is opened.
+rocksdb::BlockBasedTableOptions TableOptions() {
+  rocksdb::BlockBasedTableOptions table;
+  table.no_block_cache = true;
+  table.filter_policy = nullptr;
+  table.checksum = rocksdb::kXXH3;
+  table.format_version = 5;
+  return table;
+}
+
+// With paranoid checks one missing file would keep the whole database from opening.
+void SetOpening(rocksdb::Options* options) {
+  options->create_if_missing = true;
+  options->paranoid_checks = false;
+  options->skip_stats_update_on_db_open = true;
+  options->skip_checking_sst_file_sizes_on_db_open = true;
+  options->max_file_opening_threads = kOpeningThreads;
+  options->max_open_files = MaxOpenFiles();
+}
+
+// Nothing is ever compacted, and no error is retried behind our back.
+void SetBackground(rocksdb::Options* options) {
+  options->num_levels = 2;
+  options->disable_auto_compactions = true;
+  options->max_bgerror_resume_count = 0;
+  options->stats_dump_period_sec = 0;
+  options->stats_persist_period_sec = 0;
+  options->max_background_jobs = 1;
+}
+
+// A manifest larger than its limit is written anew at each change, so the limit is far above what
+// the list of all files takes.
+void SetOwnFiles(rocksdb::Options* options) {
+  options->write_buffer_size = 64 << 10;
+  options->max_manifest_file_size = kMaxManifestBytes;
+  options->manifest_preallocation_size = 64 << 10;
+  options->compression = rocksdb::kNoCompression;
+  options->info_log = std::make_shared<ErrorLogger>();
+  options->info_log_level = rocksdb::InfoLogLevel::ERROR_LEVEL;
+}
+
+std::unique_ptr<rocksdb::Options> MakeOptions(const RocksdbStoreOptions& settings,
+                                              rocksdb::Env* env) {
+  auto options = std::make_unique<rocksdb::Options>();
+  if (env != nullptr) options->env = env;
+  options->use_direct_reads = settings.direct_io;
+  options->use_direct_io_for_flush_and_compaction = settings.direct_io;
+  SetOpening(options.get());
+  SetBackground(options.get());
+  SetOwnFiles(options.get());
+  options->table_factory.reset(rocksdb::NewBlockBasedTableFactory(TableOptions()));
+  return options;
+}
+
+}  // namespace
+
+RocksdbStore::RocksdbStore(const RocksdbStoreOptions& options)
+    : settings_(options),
+      env_(options.file_system == nullptr ? nullptr
+                                          : rocksdb::NewCompositeEnv(options.file_system)),
+      options_(MakeOptions(settings_, env_.get())) {}
+
+RocksdbStore::~RocksdbStore() = default;
+
+absl::StatusOr<std::unique_ptr<RocksdbStore>> RocksdbStore::Open(
+    const RocksdbStoreOptions& options) {
+  std::unique_ptr<RocksdbStore> store(new RocksdbStore(options));
+  KVTIER_RETURN_IF_ERROR(store->OpenDatabase());
+  return store;
+}
+
+absl::Status RocksdbStore::OpenDatabase() {
+  rocksdb::Env* const env = options_->env;
+  std::vector<std::string> names;
+  env->GetChildren(settings_.directory, &names);
+  const bool has_current = std::find(names.begin(), names.end(), "CURRENT") != names.end();
+  const bool has_files = std::any_of(
+      names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".sst"); });
+  if (has_files && !has_current) return absl::DataLossError("the file CURRENT is gone");
+
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status opened = rocksdb::DB::Open(*options_, settings_.directory, &db);
+  if (!opened.ok()) return OpenError(opened);
+  db_.reset(db);
+
+  // What a killed process was writing. Only now: the lock is ours.
+  const std::string staging = settings_.directory + kStagingFolder;
+  std::error_code error;
+  std::filesystem::remove_all(staging, error);
+  return WriteError(env->CreateDirIfMissing(staging));
+}
+
+absl::StatusOr<std::unique_ptr<RocksdbStore>> RocksdbStore::OpenReadOnly(
+    const std::string& directory) {
+  std::unique_ptr<RocksdbStore> store(new RocksdbStore({directory, false, nullptr}));
+  store->options_->create_if_missing = false;
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status opened = rocksdb::DB::OpenForReadOnly(*store->options_, directory, &db);
+  if (!opened.ok()) return OpenError(opened);
+  store->db_.reset(db);
+  return store;
+}
+
+std::vector<StoreFile> RocksdbStore::Files() const {
+  std::vector<rocksdb::LiveFileMetaData> live;
+  db_->GetLiveFilesMetaData(&live);
+  std::vector<StoreFile> files;
+  files.reserve(live.size());
+  for (rocksdb::LiveFileMetaData& file : live) {
+    files.push_back(
+        {std::move(file.smallestkey), std::move(file.largestkey), DiskBytes(file.size)});
+  }
+  std::sort(files.begin(), files.end(),
+            [](const StoreFile& a, const StoreFile& b) { return a.smallest_key < b.smallest_key; });
+  return files;
+}
+
+// One file is written at a time, so one name is enough.
+std::string RocksdbStore::StagedPath() const {
+  return settings_.directory + kStagingFolder + "/new.sst";
+}
+
+absl::StatusOr<StoreFile> RocksdbStore::AddFile(size_t entries,
+                                                const std::function<Entry(size_t)>& entry,
+                                                const std::string& list) {
+  const std::string path = StagedPath();
+  StoreFile file;
+  absl::Status status = WriteStaged(path, entries, entry, list, &file);
+  if (status.ok()) status = Ingest(path);
+  if (!status.ok()) {
+    options_->env->DeleteFile(path);
+    return status;
+  }
+  return file;
+}
+
+absl::Status RocksdbStore::WriteStaged(const std::string& path, size_t entries,
+                                       const std::function<Entry(size_t)>& entry,
+                                       const std::string& list, StoreFile* file) {
+  rocksdb::Options options = *options_;
+  options.table_properties_collector_factories = {std::make_shared<ListCollectorFactory>(&list)};
+  rocksdb::EnvOptions env_options(options);
+  env_options.use_direct_writes = settings_.direct_io;
+  rocksdb::SstFileWriter writer(env_options, options, nullptr, /*invalidate_page_cache=*/false);
+  rocksdb::Status status = writer.Open(path);
+  for (size_t i = 0; i < entries && status.ok(); ++i) {
+    const Entry next = entry(i);
+    status = writer.Put(next.key, SliceOf(next.value));
+  }
+  rocksdb::ExternalSstFileInfo info;
+  if (status.ok()) status = writer.Finish(&info);
+  if (!status.ok()) return WriteError(status);
+  *file = {std::move(info.smallest_key), std::move(info.largest_key), DiskBytes(info.file_size)};
+  return absl::OkStatus();
+}
+
+absl::Status RocksdbStore::Ingest(const std::string& path) {
+  rocksdb::IngestExternalFileOptions ingest;
+  ingest.move_files = true;
+  ingest.failed_move_fall_back_to_copy = false;
+  ingest.snapshot_consistency = false;
+  ingest.allow_global_seqno = false;
+  ingest.write_global_seqno = false;
+  ingest.allow_blocking_flush = false;
+  ingest.fail_if_not_bottommost_level = true;
+  return WriteError(db_->IngestExternalFile({path}, ingest));
+}
+
+absl::StatusOr<std::string> RocksdbStore::ReadList(const StoreFile& file) const {
+  const rocksdb::Range range(SliceOf(file.smallest_key), SliceOf(file.largest_key));
+  rocksdb::TablePropertiesCollection tables;
+  const rocksdb::Status status =
+      db_->GetPropertiesOfTablesInRange(db_->DefaultColumnFamily(), &range, 1, &tables);
+  if (!status.ok()) return absl::DataLossError(status.ToString());
+  if (tables.size() != 1) return absl::DataLossError("the database does not list it any more");
+  const auto& properties = tables.begin()->second->user_collected_properties;
+  const auto list = properties.find(kListProperty);
+  if (list == properties.end()) return absl::NotFoundError("it has no list of records");
+  return list->second;
+}
+
+absl::Status RocksdbStore::Get(std::string_view key,
+                               const std::function<absl::Status(std::string_view)>& use) const {
+  rocksdb::ReadOptions options;
+  options.verify_checksums = false;
+  options.fill_cache = false;
+  rocksdb::PinnableSlice value;
+  const rocksdb::Status status =
+      db_->Get(options, db_->DefaultColumnFamily(), SliceOf(key), &value);
+  if (!status.ok()) return ReadError(status);
+  return use({value.data(), value.size()});
+}
+
+absl::Status RocksdbStore::DeleteFiles(std::span<const KeyRange> ranges) {
+  if (ranges.empty()) return absl::OkStatus();
+  std::vector<rocksdb::Slice> bounds;
+  bounds.reserve(ranges.size() * 2);
+  std::vector<rocksdb::RangePtr> pointers;
+  for (const KeyRange& range : ranges) {
+    bounds.push_back(SliceOf(range.first));
+    bounds.push_back(SliceOf(range.end));
+    pointers.emplace_back(&bounds[bounds.size() - 2], &bounds[bounds.size() - 1]);
+  }
+  return WriteError(rocksdb::DeleteFilesInRanges(db_.get(), db_->DefaultColumnFamily(),
+                                                 pointers.data(), pointers.size(),
+                                                 /*include_end=*/false));
+}
+
+absl::Status RocksdbStore::ProbeWrite() {
+  const std::string path = StagedPath();
+  const std::string list;
+  StoreFile file;
+  const absl::Status status = WriteStaged(
+      path, 1,
+      [](size_t) {
+        return Entry{"probe", "probe"};
+      },
+      list, &file);
+  options_->env->DeleteFile(path);
+  return status;
+}
+
+absl::Status RocksdbStore::Resume() { return WriteError(db_->Resume()); }
+
+}  // namespace kvtier

@@ -1,0 +1,97 @@
+// Files of sorted entries in a RocksDB directory: a thin wrapper that knows nothing of records.
+//
+// Each AddFile makes one SST file, which is complete and on the medium when it returns, or not
+// there at all. Files never overlap, so RocksDB has nothing to compact, and nothing goes through
+// its log or memtable. All calls block on I/O.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/status.h"
+
+namespace rocksdb {
+class DB;
+class Env;
+class FileSystem;
+struct Options;
+}  // namespace rocksdb
+
+namespace kvtier {
+
+struct RocksdbStoreOptions {
+  std::string directory;
+  bool direct_io = false;                            // the filesystem must be able to
+  std::shared_ptr<rocksdb::FileSystem> file_system;  // null: the operating system's
+};
+
+struct StoreFile {
+  std::string smallest_key;
+  std::string largest_key;
+  uint64_t bytes = 0;  // on disk, in whole blocks of 4 KiB
+};
+
+// Bytes on disk of a file of this length.
+inline constexpr uint64_t DiskBytes(uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+// Thread-safe: any number of readers, and one caller of the others at a time.
+class RocksdbStore {
+ public:
+  // Creates the directory's database when there is none. DATA_LOSS: it is damaged beyond use, and
+  // starting anew is the only way; FAILED_PRECONDITION: another process has it; RESOURCE_EXHAUSTED:
+  // the disk is full; UNAVAILABLE: anything else, with the path. Unreadable SST files are no error.
+  static absl::StatusOr<std::unique_ptr<RocksdbStore>> Open(const RocksdbStoreOptions& options);
+  // Writes nothing into the directory, and does not care who else has it open.
+  static absl::StatusOr<std::unique_ptr<RocksdbStore>> OpenReadOnly(const std::string& directory);
+  ~RocksdbStore();
+
+  std::vector<StoreFile> Files() const;  // in the order of their keys
+
+  struct Entry {
+    std::string key;         // above the one before
+    std::string_view value;  // valid until the next is asked for
+  };
+  // `list` is kept in the file's properties: ReadList gets it back without reading entries. A
+  // failed call may have left the file, but nothing of it on disk besides.
+  absl::StatusOr<StoreFile> AddFile(size_t entries, const std::function<Entry(size_t)>& entry,
+                                    const std::string& list);
+  // NOT_FOUND when the file has none; DATA_LOSS when the file cannot be read.
+  absl::StatusOr<std::string> ReadList(const StoreFile& file) const;
+  // What `use` returned for the value, which is valid during the call. NOT_FOUND; DATA_LOSS.
+  absl::Status Get(std::string_view key,
+                   const std::function<absl::Status(std::string_view)>& use) const;
+
+  struct KeyRange {
+    std::string first;
+    std::string end;  // not part of it
+  };
+  // Removes the files that lie within one of the ranges, in one step. Their space is back when the
+  // readers that were there before have left.
+  absl::Status DeleteFiles(std::span<const KeyRange> ranges);
+
+  // Writes and removes a small file: whether the medium takes bytes at all.
+  absl::Status ProbeWrite();
+  // Clears an error that RocksDB holds on to. Not OK: only closing and opening can help.
+  absl::Status Resume();
+
+ private:
+  explicit RocksdbStore(const RocksdbStoreOptions& options);
+  absl::Status OpenDatabase();
+  absl::Status WriteStaged(const std::string& path, size_t entries,
+                           const std::function<Entry(size_t)>& entry, const std::string& list,
+                           StoreFile* file);
+  absl::Status Ingest(const std::string& path);
+  std::string StagedPath() const;
+
+  const RocksdbStoreOptions settings_;
+  std::unique_ptr<rocksdb::Env> env_;  // null: RocksDB's default
+  std::unique_ptr<rocksdb::Options> options_;
+  std::unique_ptr<rocksdb::DB> db_;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,618 @@
+#include "storage/ssd_tier.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <set>
+
+#include "common/bytes.h"
+#include "common/check.h"
+#include "common/log.h"
+#include "storage/record_codec.h"
+#include "storage/ssd_directory.h"
+
+namespace kvtier {
+namespace {
+
+constexpr uint64_t kMinSegmentBytes = uint64_t{1} << 20;
+constexpr uint64_t kSegmentsOfCapacity = 64;
+constexpr Duration kFirstBackoff = std::chrono::milliseconds(250);
+constexpr Duration kLastBackoff = std::chrono::seconds(5);
+
+// What RocksDB adds, rounded up: to a record its key, block and index entry; to a file its
+// properties and footer, and the last page that is not full.
+constexpr uint64_t kEntryBytes = 96;
+constexpr uint64_t kFileBytes = 2048 + 4096;
+constexpr uint64_t kUsualIdentityBytes = 64;  // 16 tokens
+
+uint64_t SpaceOfPart(uint64_t identity_bytes, uint64_t payload_bytes) {
+  return RecordBytes(identity_bytes, payload_bytes) + ListBytesFor(identity_bytes) + kEntryBytes;
+}
+
+int64_t UnixSeconds() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+}
+
+RocksdbStore::KeyRange RangeOf(uint64_t batch) {
+  return {RecordKey(batch, 0), RecordKey(batch + 1, 0)};
+}
+
+}  // namespace
+
+std::string_view SsdStateName(SsdState state) {
+  switch (state) {
+    case SsdState::kServing:
+      return "serving";
+    case SsdState::kReadOnly:
+      return "read-only";
+    case SsdState::kReopening:
+      return "reopening";
+  }
+  return "";
+}
+
+// --------------------------------------------------------------------------------------------------
+// Opening
+
+absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::Open(SsdTierOptions options) {
+  KVTIER_ASSIGN_OR_RETURN(const bool direct_io, PrepareSsdDirectory(options.directory));
+  if (!direct_io) {
+    Log(LogLevel::kWarning, "ssd: the filesystem has no direct I/O; the page cache is used",
+        {{"path", options.directory}});
+  }
+  std::unique_ptr<SsdTier> tier(new SsdTier(std::move(options), direct_io));
+  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<RocksdbStore> store, tier->OpenStore());
+  MutexLock io(tier->io_mutex_);
+  tier->TakeOver(std::move(store), /*start=*/true);
+  return tier;
+}
+
+SsdTier::SsdTier(SsdTierOptions options, bool direct_io)
+    : options_(std::move(options)),
+      store_options_{options_.directory, direct_io, options_.file_system},
+      backoff_(kFirstBackoff),
+      capacity_bytes_(options_.capacity_bytes) {
+  KVTIER_CHECK(options_.clock != nullptr);
+}
+
+SsdTier::~SsdTier() = default;
+
+// Sets a damaged database aside once; what fails after that is the host's.
+absl::StatusOr<std::unique_ptr<RocksdbStore>> SsdTier::OpenStore() const {
+  absl::StatusOr<std::unique_ptr<RocksdbStore>> store = RocksdbStore::Open(store_options_);
+  if (absl::IsDataLoss(store.status())) {
+    KVTIER_ASSIGN_OR_RETURN(const std::string aside, SetSsdDirectoryAside(options_.directory));
+    Log(LogLevel::kError, "ssd: damaged; set aside, starting empty",
+        {{"path", options_.directory},
+         {"set_aside", aside},
+         {"error", std::string(store.status().message())}});
+    KVTIER_RETURN_IF_ERROR(PrepareSsdDirectory(options_.directory).status());
+    store = RocksdbStore::Open(store_options_);
+  }
+  if (store.ok()) return store;
+  return Annotate(store.status(), absl::StrCat("cannot open the SSD tier in ", options_.directory));
+}
+
+void SsdTier::TakeOver(std::unique_ptr<RocksdbStore> store, bool start) {
+  {
+    MutexLock lock(mutex_);
+    store_ = std::move(store);
+  }
+  Reconcile(start);
+}
+
+// Brings the books in line with the files there are. At the start every file is news; later, one
+// that is news is a Write that failed, and its caller knows none of its records.
+void SsdTier::Reconcile(bool start) {
+  const std::vector<StoreFile> files = store()->Files();
+  MutexLock lock(mutex_);
+  const std::map<uint64_t, Segment> before = std::move(segments_);
+  segments_.clear();
+  dead_.clear();
+  tombstones_.clear();
+  used_bytes_ = foreign_bytes_ = dead_bytes_ = tombstone_bytes_ = 0;
+  for (const StoreFile& file : files) {
+    const std::optional<FileKey> key = ParseFileKey(file.smallest_key);
+    if (!key) continue;
+    next_batch_ = std::max(next_batch_, key->batch + 1);
+    const auto old = before.find(key->batch);
+    if (key->tombstone) {
+      AddTombstone(*key->tombstone, file.bytes);
+      continue;
+    }
+    Segment segment = old != before.end() ? old->second : Segment{file.bytes, {}, 0, !key->known};
+    (segment.foreign ? foreign_bytes_ : used_bytes_) += segment.bytes;
+    segments_.emplace(key->batch, std::move(segment));
+    if (!start && old == before.end()) Bury(key->batch);
+  }
+}
+
+// Of several for one name the latest says it all.
+void SsdTier::AddTombstone(const Tombstone& tombstone, uint64_t bytes) {
+  SmallFile file{tombstone.batch, bytes};
+  SmallFile& latest = tombstones_[{tombstone.model, tombstone.root}];
+  if (file.batch > latest.batch) std::swap(file, latest);
+  tombstone_bytes_ += bytes;
+  if (file.batch == 0) return;
+  tombstone_bytes_ -= file.bytes;
+  dead_bytes_ += file.bytes;
+  dead_.emplace(file.batch, file.bytes);
+}
+
+// --------------------------------------------------------------------------------------------------
+// Recovering
+
+void SsdTier::Recover(const std::function<void(std::span<const StoredPart>)>& segment) {
+  MutexLock io(io_mutex_);
+  const RocksdbStore* const store = this->store();
+  for (const StoreFile& file : store->Files()) {
+    const std::optional<FileKey> key = ParseFileKey(file.smallest_key);
+    if (key && key->known && !key->tombstone) RecoverFile(*store, file, key->batch, segment);
+  }
+}
+
+void SsdTier::RecoverFile(const RocksdbStore& store, const StoreFile& file, uint64_t batch,
+                          const std::function<void(std::span<const StoredPart>)>& segment) {
+  const absl::StatusOr<std::string> bytes = store.ReadList(file);
+  absl::StatusOr<SegmentList> list = bytes.ok() ? DecodeSegmentList(*bytes) : bytes.status();
+  if (list.ok() && list->batch != batch) list = absl::DataLossError("its list is another file's");
+  if (!list.ok()) return Lose(batch, list.status());
+  const std::vector<StoredPart> parts = KeepRemembered(batch, list->parts);
+  if (!parts.empty()) segment(parts);
+}
+
+// Without those that a Forget names. The segment is left with what is given back.
+std::vector<StoredPart> SsdTier::KeepRemembered(uint64_t batch, std::span<const StoredPart> parts) {
+  MutexLock lock(mutex_);
+  Segment& segment = segments_.at(batch);
+  segment.live.assign(parts.size(), false);
+  std::vector<StoredPart> kept;
+  kept.reserve(parts.size());
+  for (const StoredPart& part : parts) {
+    if (IsForgotten(part)) continue;
+    segment.live[IndexOf(part.location)] = true;
+    kept.push_back(part);
+  }
+  segment.live_count = kept.size();
+  if (kept.empty()) Bury(batch);
+  return kept;
+}
+
+bool SsdTier::IsForgotten(const StoredPart& part) const {
+  if (tombstones_.empty()) return false;
+  const uint64_t batch = BatchOf(part.location);
+  const auto of_root = tombstones_.find({part.id.model, part.id.root});
+  if (of_root != tombstones_.end() && batch < of_root->second.batch) return true;
+  const auto of_model = tombstones_.find({part.id.model, std::nullopt});
+  return of_model != tombstones_.end() && batch < of_model->second.batch;
+}
+
+// A file whose list a newer version wrote stays while there is room; one that cannot be read goes.
+void SsdTier::Lose(uint64_t batch, const absl::Status& why) {
+  const bool foreign = absl::IsUnimplemented(why);
+  Log(LogLevel::kWarning, foreign ? "ssd: a file is left alone" : "ssd: a file is lost",
+      {{"path", options_.directory}, {"batch", batch}, {"error", std::string(why.message())}});
+  MutexLock lock(mutex_);
+  if (!foreign) return Bury(batch);
+  Segment& segment = segments_.at(batch);
+  segment.foreign = true;
+  used_bytes_ -= segment.bytes;
+  foreign_bytes_ += segment.bytes;
+}
+
+// --------------------------------------------------------------------------------------------------
+// Writing
+
+void SsdTier::Write(std::span<WriteOp> ops, TimePoint /*deadline*/) {
+  std::vector<WriteOp*> parts;
+  parts.reserve(ops.size());
+  for (WriteOp& op : ops) {
+    op.status = absl::InvalidArgumentError("a part of 0 bytes cannot be written; at least 1");
+    if (!op.from.empty()) parts.push_back(&op);
+  }
+  if (parts.empty()) return;
+  KVTIER_CHECK(parts.size() <= kMaxRecords);
+  MutexLock io(io_mutex_);
+  uint64_t batch = 0;
+  const absl::Status status = WriteSegment(parts, BytesFor(ops), &batch);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i]->status = status;
+    parts[i]->location = MakeLocation(batch, static_cast<uint32_t>(i));
+  }
+}
+
+absl::Status SsdTier::WriteSegment(std::span<WriteOp* const> ops, uint64_t need, uint64_t* batch) {
+  KVTIER_RETURN_IF_ERROR(MakeReady(need, ops.size()));
+  *batch = next_batch_++;
+  KVTIER_CHECK(*batch <= kMaxBatch);
+  const absl::StatusOr<StoreFile> file = WriteFile(ops, *batch);
+  if (!file.ok()) return Fail(file.status());
+  backoff_ = kFirstBackoff;
+  file_bytes_written_.Add(file->bytes);
+  for (const WriteOp* op : ops) payload_bytes_written_.Add(op->from.size());
+  MutexLock lock(mutex_);
+  used_bytes_ += file->bytes;
+  segments_[*batch] = {file->bytes, std::vector<bool>(ops.size(), true), ops.size(), false};
+  return absl::OkStatus();
+}
+
+// Dead files go before a new one comes, so that the disk never holds both.
+absl::Status SsdTier::MakeReady(uint64_t need, size_t parts) {
+  {
+    MutexLock lock(mutex_);
+    KVTIER_RETURN_IF_ERROR(why_);
+    KVTIER_RETURN_IF_ERROR(CheckRoom(need, parts));
+    DropForeignFor(need);
+  }
+  const absl::Status retired = RetireDead();
+  return retired.ok() ? retired : Fail(retired);
+}
+
+absl::Status SsdTier::CheckRoom(uint64_t need, size_t parts) const {
+  std::string what;
+  if (need > capacity_bytes_) {
+    what = absl::StrCat("a file of ", need, " bytes");
+  } else if (parts > 1 && need > SegmentBytesLocked()) {
+    what = absl::StrCat("a file of ", need, " bytes: a segment has ", SegmentBytesLocked(), ";");
+  } else if (used_bytes_ > capacity_bytes_) {
+    what = absl::StrCat("more than the ", used_bytes_, " bytes that are used");
+  } else {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "tier ssd has no room for ", what, " within its capacity of ", capacity_bytes_, " bytes"));
+}
+
+void SsdTier::DropForeignFor(uint64_t need) {
+  if (foreign_bytes_ == 0 || used_bytes_ + foreign_bytes_ + need <= capacity_bytes_) return;
+  std::vector<uint64_t> foreign;
+  for (const auto& [batch, segment] : segments_) {
+    if (segment.foreign) foreign.push_back(batch);
+  }
+  for (const uint64_t batch : foreign) Bury(batch);
+}
+
+absl::StatusOr<StoreFile> SsdTier::WriteFile(std::span<WriteOp* const> ops, uint64_t batch) {
+  std::vector<StoredPart> parts(ops.size());
+  size_t largest = 0;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const WriteOp& op = *ops[i];
+    parts[i] = {op.id, MakeLocation(batch, static_cast<uint32_t>(i)), op.from.size(), op.checksum};
+    largest = std::max(largest, RecordBytes(op.id.identity.size(), op.from.size()));
+  }
+  if (staging_.size() < largest) staging_ = std::vector<char>(largest);
+  char* const staging = staging_.data();
+  const auto entry = [&ops, batch, staging](size_t i) {
+    const WriteOp& op = *ops[i];
+    const size_t bytes = RecordBytes(op.id.identity.size(), op.from.size());
+    EncodeRecord(op.id, op.from, op.checksum, {staging, bytes});
+    return RocksdbStore::Entry{RecordKey(batch, static_cast<uint32_t>(i)), {staging, bytes}};
+  };
+  return store()->AddFile(ops.size(), entry, EncodeSegmentList(batch, UnixSeconds(), parts));
+}
+
+// The name is in the key, and the value is empty. Written even while the tier is read-only: what it
+// forgets must not come back.
+absl::Status SsdTier::Forget(const ModelId& model, const std::optional<RootFingerprint>& root) {
+  MutexLock io(io_mutex_);
+  RocksdbStore* const store = this->store();
+  if (store == nullptr) return writable();
+  {
+    MutexLock lock(mutex_);
+    if (segments_.empty() && dead_.empty()) return absl::OkStatus();
+  }
+  const Tombstone tombstone{next_batch_++, model, root};
+  const auto entry = [&tombstone](size_t) {
+    return RocksdbStore::Entry{TombstoneKey(tombstone), std::string_view()};
+  };
+  const absl::StatusOr<StoreFile> file = store->AddFile(1, entry, std::string());
+  if (!file.ok()) return Fail(file.status());
+  MutexLock lock(mutex_);
+  AddTombstone(tombstone, file->bytes);
+  return absl::OkStatus();
+}
+
+// --------------------------------------------------------------------------------------------------
+// Removing
+
+void SsdTier::Erase(std::span<const Location> locations) {
+  MutexLock lock(mutex_);
+  for (const Location location : locations) {
+    const auto found = segments_.find(BatchOf(location));
+    if (found == segments_.end()) continue;  // lost with its file
+    Segment& segment = found->second;
+    KVTIER_CHECK(IndexOf(location) < segment.live.size() && segment.live[IndexOf(location)]);
+    segment.live[IndexOf(location)] = false;
+    if (--segment.live_count == 0) Bury(found->first);
+  }
+}
+
+// From the living to the dead, which RetireDead removes.
+void SsdTier::Bury(uint64_t batch) {
+  const auto found = segments_.find(batch);
+  const uint64_t bytes = found->second.bytes;
+  (found->second.foreign ? foreign_bytes_ : used_bytes_) -= bytes;
+  dead_bytes_ += bytes;
+  dead_.emplace(batch, bytes);
+  segments_.erase(found);
+}
+
+// The dead, and tombstones with nothing older left that they could speak of.
+std::vector<uint64_t> SsdTier::Removable() {
+  const uint64_t oldest = segments_.empty() ? UINT64_MAX : segments_.begin()->first;
+  for (auto it = tombstones_.begin(); it != tombstones_.end();) {
+    const SmallFile file = it->second;
+    if (file.batch > oldest) {
+      ++it;
+      continue;
+    }
+    tombstone_bytes_ -= file.bytes;
+    dead_bytes_ += file.bytes;
+    dead_.emplace(file.batch, file.bytes);
+    it = tombstones_.erase(it);
+  }
+  std::vector<uint64_t> batches;
+  for (const auto& [batch, bytes] : dead_) batches.push_back(batch);
+  return batches;
+}
+
+absl::Status SsdTier::RetireDead() {
+  std::vector<uint64_t> batches;
+  {
+    MutexLock lock(mutex_);
+    batches = Removable();
+  }
+  if (batches.empty()) return absl::OkStatus();
+  std::vector<RocksdbStore::KeyRange> ranges;
+  for (const uint64_t batch : batches) ranges.push_back(RangeOf(batch));
+  KVTIER_RETURN_IF_ERROR(store()->DeleteFiles(ranges));
+  WaitForReaders();  // of older versions of the list of files, which hold on to the space
+  files_retired_.Add(batches.size());
+  MutexLock lock(mutex_);
+  for (const uint64_t batch : batches) {
+    const auto dead = dead_.find(batch);
+    dead_bytes_ -= dead->second;
+    dead_.erase(dead);
+  }
+  return absl::OkStatus();
+}
+
+// --------------------------------------------------------------------------------------------------
+// Reading
+
+void SsdTier::Read(std::span<ReadOp> ops, TimePoint /*deadline*/) {
+  for (ReadOp& op : ops) {
+    const TimePoint start = options_.clock->Now();
+    op.status = ReadPart(op);
+    read_latency_.Record(options_.clock->Now() - start);
+  }
+}
+
+absl::Status SsdTier::ReadPart(const ReadOp& op) {
+  int epoch = 0;
+  KVTIER_ASSIGN_OR_RETURN(const RocksdbStore* const store, EnterRead(op.location, &epoch));
+  bool found = false;
+  const absl::Status status = store->Get(RecordKey(BatchOf(op.location), IndexOf(op.location)),
+                                         [this, &op, &found](std::string_view bytes) {
+                                           found = true;
+                                           return CopyRecord(bytes, op);
+                                         });
+  LeaveRead(epoch);
+  if (!status.ok()) (found ? checksum_failures_ : read_errors_).Add();
+  return status;
+}
+
+// What is compared in the end are the bytes that the caller gets.
+absl::Status SsdTier::CopyRecord(std::string_view bytes, const ReadOp& op) {
+  const absl::StatusOr<Record> record = DecodeRecord(bytes);
+  if (!record.ok()) return absl::DataLossError(record.status().message());
+  KVTIER_RETURN_IF_ERROR(CheckSamePart(record->id, op.id));
+  if (record->payload.size() != op.to.size()) {
+    return absl::DataLossError(absl::StrCat("the record has ", record->payload.size(),
+                                            " bytes; asked for ", op.to.size()));
+  }
+  std::memcpy(op.to.data(), record->payload.data(), op.to.size());
+  const uint64_t checksum = PayloadChecksum(op.to.data(), op.to.size());
+  if (checksum != record->checksum || checksum != op.checksum) {
+    return absl::DataLossError("the payload's checksum differs");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const RocksdbStore*> SsdTier::EnterRead(Location location, int* epoch) {
+  MutexLock lock(mutex_);
+  if (state_ == SsdState::kReopening) return why_;
+  const auto found = segments_.find(BatchOf(location));
+  if (found == segments_.end() || IndexOf(location) >= found->second.live.size() ||
+      !found->second.live[IndexOf(location)]) {
+    return absl::NotFoundError("tier ssd has no part at this location");
+  }
+  *epoch = epoch_;
+  ++readers_[epoch_];
+  return store_.get();
+}
+
+void SsdTier::LeaveRead(int epoch) {
+  MutexLock lock(mutex_);
+  if (--readers_[epoch] == 0) readers_gone_.NotifyAll();
+}
+
+// Until all reads that began before now have ended. Later ones count in the other epoch, which the
+// last such wait left empty.
+void SsdTier::WaitForReaders() {
+  MutexLock lock(mutex_);
+  const int before = epoch_;
+  epoch_ = 1 - epoch_;
+  while (readers_[before] > 0) readers_gone_.Wait(mutex_);
+}
+
+// --------------------------------------------------------------------------------------------------
+// States
+
+RocksdbStore* SsdTier::store() const {
+  MutexLock lock(mutex_);
+  return store_.get();
+}
+
+SsdState SsdTier::state() const {
+  MutexLock lock(mutex_);
+  return state_;
+}
+
+absl::Status SsdTier::writable() const {
+  MutexLock lock(mutex_);
+  return why_;
+}
+
+void SsdTier::ChangeState(SsdState state, const absl::Status& why) {
+  MutexLock lock(mutex_);
+  why_ = why;
+  if (state_ == state) return;
+  state_ = state;
+  const LogLevel level = why.ok() ? LogLevel::kInfo : LogLevel::kError;
+  Log(level, absl::StrCat("ssd: ", std::string(SsdStateName(state))),
+      {{"path", options_.directory}, {"why", std::string(why.message())}});
+}
+
+// After a write that went wrong. Returns what the tier says from now on.
+absl::Status SsdTier::Fail(const absl::Status& why) {
+  write_errors_.Add();
+  if (state() != SsdState::kReopening) {
+    ChangeState(
+        SsdState::kReadOnly,
+        absl::UnavailableError(absl::StrCat(
+            "the SSD tier in ", options_.directory, " cannot write: ", std::string(why.message()),
+            "; what it has can be read, and writing is tried again every few seconds")));
+  }
+  Postpone();
+  return writable();
+}
+
+void SsdTier::Postpone() {
+  retry_at_ = options_.clock->Now() + backoff_;
+  backoff_ = std::min(backoff_ * 2, kLastBackoff);
+}
+
+void SsdTier::Maintain() {
+  MutexLock io(io_mutex_);
+  if (state() == SsdState::kServing) {
+    const absl::Status retired = RetireDead();
+    if (!retired.ok()) Fail(retired).IgnoreError();
+  } else if (options_.clock->Now() >= retry_at_) {
+    TryToServe();
+  }
+}
+
+void SsdTier::TryToServe() {
+  const absl::Status status = GetWell();
+  if (status.ok()) {
+    ChangeState(SsdState::kServing, absl::OkStatus());
+  } else {
+    Postpone();
+  }
+}
+
+// Space that dead files hold may be just what is missing, so they go first. RocksDB is closed only
+// when it will not clear its own error: reading goes on until then.
+absl::Status SsdTier::GetWell() {
+  if (state() == SsdState::kReadOnly) {
+    RetireDead().IgnoreError();
+    KVTIER_RETURN_IF_ERROR(CheckFreeSpace(options_.directory, segment_bytes()));
+    const absl::Status resumed = store()->Resume();
+    if (absl::IsResourceExhausted(resumed)) return resumed;
+    if (!resumed.ok()) KVTIER_RETURN_IF_ERROR(Reopen(resumed));
+    Reconcile(/*start=*/false);
+  } else {
+    KVTIER_RETURN_IF_ERROR(Reopen(writable()));
+  }
+  KVTIER_RETURN_IF_ERROR(RetireDead());
+  return store()->ProbeWrite();
+}
+
+absl::Status SsdTier::Reopen(const absl::Status& why) {
+  ChangeState(SsdState::kReopening,
+              absl::UnavailableError(absl::StrCat(
+                  "the SSD tier in ", options_.directory, " is being reopened after an error: ",
+                  std::string(why.message()), "; it is tried again every few seconds")));
+  WaitForReaders();
+  std::unique_ptr<RocksdbStore> old;
+  {
+    MutexLock lock(mutex_);
+    old = std::move(store_);
+  }
+  old.reset();
+  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<RocksdbStore> store, OpenStore());
+  TakeOver(std::move(store), /*start=*/false);
+  ChangeState(SsdState::kReadOnly,
+              absl::UnavailableError(absl::StrCat("the SSD tier in ", options_.directory,
+                                                  " was reopened and tries to write again")));
+  return absl::OkStatus();
+}
+
+// --------------------------------------------------------------------------------------------------
+// Sizes and figures
+
+TierUsage SsdTier::usage() const {
+  MutexLock lock(mutex_);
+  return {capacity_bytes_, used_bytes_,
+          used_bytes_ + foreign_bytes_ + dead_bytes_ + tombstone_bytes_};
+}
+
+void SsdTier::SetCapacity(uint64_t bytes) {
+  MutexLock lock(mutex_);
+  capacity_bytes_ = bytes;
+}
+
+uint64_t SsdTier::segment_bytes() const {
+  MutexLock lock(mutex_);
+  return SegmentBytesLocked();
+}
+
+uint64_t SsdTier::SegmentBytesLocked() const {
+  return std::min(std::max(capacity_bytes_ / kSegmentsOfCapacity, kMinSegmentBytes),
+                  options_.max_segment_bytes);
+}
+
+uint64_t SsdTier::BytesFor(std::span<const WriteOp> ops) const {
+  uint64_t bytes = kFileBytes;
+  for (const WriteOp& op : ops) bytes += SpaceOfPart(op.id.identity.size(), op.from.size());
+  return DiskBytes(bytes);
+}
+
+// In full files, and one more with the rest of the capacity. Some parts' identities are longer than
+// supposed here; next to their payload that is nothing.
+uint64_t SsdTier::BlocksFor(std::span<const uint64_t> part_bytes) const {
+  uint64_t block = 0;
+  for (const uint64_t bytes : part_bytes) block += SpaceOfPart(kUsualIdentityBytes, bytes);
+  if (block == 0) return 0;
+  const auto fit = [block](uint64_t bytes) {
+    return bytes < kFileBytes ? 0 : (bytes - kFileBytes) / block;
+  };
+  MutexLock lock(mutex_);
+  const uint64_t in_file = std::max<uint64_t>(fit(SegmentBytesLocked()), 1);
+  const uint64_t file = DiskBytes(kFileBytes + in_file * block);
+  return capacity_bytes_ / file * in_file + fit(capacity_bytes_ % file);
+}
+
+SsdTierStats SsdTier::stats() const {
+  SsdTierStats stats;
+  stats.file_bytes_written = file_bytes_written_.value();
+  stats.payload_bytes_written = payload_bytes_written_.value();
+  stats.files_retired = files_retired_.value();
+  stats.write_errors = write_errors_.value();
+  stats.read_errors = read_errors_.value();
+  stats.checksum_failures = checksum_failures_.value();
+  stats.read_latency = read_latency_.snapshot();
+  MutexLock lock(mutex_);
+  stats.state = state_;
+  for (const auto& [batch, segment] : segments_) {
+    if (segment.foreign) continue;
+    ++stats.files;
+    stats.live_records += segment.live_count;
+    stats.dead_records += segment.live.size() - segment.live_count;
+  }
+  return stats;
+}
+
+}  // namespace kvtier
