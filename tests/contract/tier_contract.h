@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct TierFactory {
   std::function<absl::StatusOr<TierUnderTest>(uint64_t capacity_bytes)> make;
 };
 
+inline void PrintTo(const TierFactory& factory, std::ostream* out) { *out << factory.name; }
 inline std::string TierFactoryName(const testing::TestParamInfo<TierFactory>& info) {
   return info.param.name;
 }
@@ -63,7 +65,7 @@ class TierContractTest : public testing::TestWithParam<TierFactory> {
   // OK: the part's bytes, each checked.
   absl::Status Read(const WrittenPart& part);
   void Erase(size_t index);  // of stored_
-  // What `capacity_bytes` may come to: a log is above it by one segment of a part of `bytes`.
+  // What `capacity_bytes` may come to with parts of `bytes`, one in each segment of a log.
   uint64_t MostUsed(uint64_t capacity_bytes, uint64_t bytes) const;
 
   TierUnderTest under_test_;

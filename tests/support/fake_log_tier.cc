@@ -11,11 +11,10 @@ namespace {
 constexpr int kIndexBits = 24;
 constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
 
-// Not `carried`: it says how a part was written, not which part it is.
+// Not `depth` and `carried`: they do not say whose bytes these are.
 bool SamePart(const PartIdentity& a, const PartIdentity& b) {
   return a.model == b.model && a.root == b.root && a.key == b.key && a.parent == b.parent &&
-         a.identity == b.identity && a.depth == b.depth && a.part == b.part &&
-         a.part_count == b.part_count;
+         a.identity == b.identity && a.part == b.part && a.part_count == b.part_count;
 }
 
 }  // namespace
@@ -69,7 +68,7 @@ absl::Status FakeLogTier::CheckRoom(std::span<const WriteOp> ops) const {
         absl::StrCat("a batch of ", bytes, " bytes is above the segment's ", segment_bytes_,
                      " bytes or the capacity of ", capacity_bytes_, " bytes"));
   }
-  if (medium_.bytes_ > capacity_bytes_) {
+  if (medium_.bytes_ > capacity_bytes_ + segment_bytes_) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no room for ", bytes, " bytes: ", medium_.bytes_, " of the capacity of ",
                      capacity_bytes_, " bytes are used"));

@@ -43,8 +43,8 @@ class FakeMedium {
 };
 
 // Thread-safe. A Location is segment << 24 | index. Refuses, with RESOURCE_EXHAUSTED for each part,
-// a batch of several parts above segment_bytes, one above the capacity, and any while more is used
-// than the capacity; so it ends above its capacity by less than one batch.
+// a batch of several parts above segment_bytes, one above the capacity, and any while it is above
+// its capacity by more than a segment.
 class FakeLogTier final : public LogTier {
  public:
   FakeLogTier(std::shared_ptr<FakeMedium> medium, uint64_t capacity_bytes, uint64_t segment_bytes);
