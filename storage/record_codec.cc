@@ -21,8 +21,10 @@ constexpr size_t kNameBytes = Digest128::kBytes + sizeof(RootFingerprint);
 constexpr size_t kListHeadBytes = kListOverheadBytes - sizeof(uint64_t);
 constexpr size_t kListRecordBytes = 68;  // without its identity
 
-// No record has this index: it marks a tombstone's key.
-constexpr uint32_t kTombstoneIndex = 0xFFFFFFFF;
+// The second half of a key: these, or a record's index + 1.
+constexpr uint32_t kBeginNumber = 0;
+constexpr uint32_t kEndNumber = 0xFFFFFFFE;
+constexpr uint32_t kTombstoneNumber = 0xFFFFFFFF;
 constexpr size_t kTombstoneKeyBytes = kRecordKeyBytes + kNameBytes + 1;
 
 class Writer {
@@ -95,6 +97,14 @@ void PutBigEndian(uint64_t value, int bytes, std::string* out) {
   for (int i = bytes - 1; i >= 0; --i) out->push_back(static_cast<char>(value >> (8 * i)));
 }
 
+std::string MakeKey(uint64_t batch, uint32_t number) {
+  std::string key;
+  key.reserve(kRecordKeyBytes);
+  PutBigEndian(batch, 8, &key);
+  PutBigEndian(number, 4, &key);
+  return key;
+}
+
 uint64_t GetBigEndian(std::string_view bytes) {
   uint64_t value = 0;
   for (const char c : bytes) value = value << 8 | static_cast<uint8_t>(c);
@@ -103,11 +113,10 @@ uint64_t GetBigEndian(std::string_view bytes) {
 
 }  // namespace
 
-void EncodeRecord(const PartIdentity& id, std::span<const std::byte> payload, uint64_t checksum,
-                  std::span<char> to) {
-  KVTIER_CHECK(to.size() == RecordBytes(id.identity.size(), payload.size()));
+std::string EncodeRecordHead(const PartIdentity& id, uint64_t payload_bytes, uint64_t checksum) {
   KVTIER_CHECK(id.identity.size() <= UINT32_MAX);
-  Writer out(to.data());
+  std::string head(kRecordHeaderBytes + id.identity.size(), '\0');
+  Writer out(head.data());
   out.Put(kRecordMagic);
   out.Put(kSsdFormatVersion);
   out.Put(kCodecRaw);
@@ -121,46 +130,45 @@ void EncodeRecord(const PartIdentity& id, std::span<const std::byte> payload, ui
   out.Put(id.part_count);
   out.Put(static_cast<uint32_t>(id.identity.size()));
   out.Put(uint32_t{0});
-  out.Put(uint64_t{payload.size()});
-  out.Put(ChecksumOf(id.identity));
-  KVTIER_CHECK(out.at() == to.data() + kHeaderChecksumAt);
-  out.Put(ChecksumOf({to.data(), kHeaderChecksumAt}));
-  out.Bytes(id.identity.data(), id.identity.size());
-  out.Bytes(payload.data(), payload.size());
+  out.Put(payload_bytes);
   out.Put(checksum);
+  out.Put(ChecksumOf(id.identity));
+  KVTIER_CHECK(out.at() == head.data() + kHeaderChecksumAt);
+  out.Put(ChecksumOf({head.data(), kHeaderChecksumAt}));
+  out.Bytes(id.identity.data(), id.identity.size());
+  return head;
 }
 
-absl::StatusOr<Record> DecodeRecord(std::string_view bytes) {
+absl::StatusOr<RecordHead> DecodeRecordHead(std::string_view bytes) {
   Reader in(bytes);
-  Record record;
+  RecordHead head;
   if (in.Get<uint32_t>() != kRecordMagic) return Damaged("no record: the magic number differs");
   KVTIER_RETURN_IF_ERROR(CheckVersion(in.Get<uint16_t>()));
-  if (bytes.size() < kRecordOverheadBytes) return Damaged("the record ends early");
+  if (bytes.size() < kRecordHeaderBytes) return Damaged("the record's head ends early");
   const uint8_t codec = in.Get<uint8_t>();
-  record.id.carried = in.Get<uint8_t>();
-  record.id.model = in.Digest();
-  in.Into(record.id.root.data(), record.id.root.size());
-  record.id.key = in.Digest();
-  record.id.parent = in.Digest();
-  record.id.depth = in.Get<uint32_t>();
-  record.id.part = in.Get<uint16_t>();
-  record.id.part_count = in.Get<uint16_t>();
+  head.id.carried = in.Get<uint8_t>();
+  head.id.model = in.Digest();
+  in.Into(head.id.root.data(), head.id.root.size());
+  head.id.key = in.Digest();
+  head.id.parent = in.Digest();
+  head.id.depth = in.Get<uint32_t>();
+  head.id.part = in.Get<uint16_t>();
+  head.id.part_count = in.Get<uint16_t>();
   const uint32_t identity_bytes = in.Get<uint32_t>();
   in.Get<uint32_t>();
-  const uint64_t payload_bytes = in.Get<uint64_t>();
+  head.payload_bytes = in.Get<uint64_t>();
+  head.checksum = in.Get<uint64_t>();
   const uint64_t identity_checksum = in.Get<uint64_t>();
   if (in.Get<uint64_t>() != ChecksumOf(bytes.substr(0, kHeaderChecksumAt))) {
     return Damaged("the header's checksum differs");
   }
   if (codec != kCodecRaw) return Damaged("unknown codec");
-  record.id.identity = in.View(identity_bytes);
-  record.payload = in.View(payload_bytes);
-  record.checksum = in.Get<uint64_t>();
-  if (!in.ok() || in.left() > 0) return Damaged("the record's length differs from its header's");
-  if (ChecksumOf(record.id.identity) != identity_checksum) {
+  head.id.identity = in.View(identity_bytes);
+  if (!in.ok() || in.left() > 0) return Damaged("the head's length differs from its header's");
+  if (ChecksumOf(head.id.identity) != identity_checksum) {
     return Damaged("the identity's checksum differs");
   }
-  return record;
+  return head;
 }
 
 absl::Status CheckSamePart(const PartIdentity& stored, const PartIdentity& asked) {
@@ -175,16 +183,14 @@ absl::Status CheckSamePart(const PartIdentity& stored, const PartIdentity& asked
   return absl::OkStatus();
 }
 
-std::string RecordKey(uint64_t batch, uint32_t index) {
-  std::string key;
-  key.reserve(kRecordKeyBytes);
-  PutBigEndian(batch, 8, &key);
-  PutBigEndian(index, 4, &key);
-  return key;
-}
+std::string RecordKey(uint64_t batch, uint32_t index) { return MakeKey(batch, index + 1); }
+
+std::string BeginKey(uint64_t batch) { return MakeKey(batch, kBeginNumber); }
+
+std::string EndKey(uint64_t batch) { return MakeKey(batch, kEndNumber); }
 
 std::string TombstoneKey(const Tombstone& tombstone) {
-  std::string key = RecordKey(tombstone.batch, kTombstoneIndex);
+  std::string key = MakeKey(tombstone.batch, kTombstoneNumber);
   const RootFingerprint root = tombstone.root.value_or(RootFingerprint{});
   key += tombstone.model.ToBytes();
   key.push_back(tombstone.root.has_value() ? 1 : 0);
@@ -197,9 +203,9 @@ std::optional<FileKey> ParseFileKey(std::string_view smallest_key) {
   FileKey key;
   key.batch = GetBigEndian(smallest_key.substr(0, 8));
   if (key.batch == 0 || key.batch > kMaxBatch) return std::nullopt;
-  const uint64_t index = GetBigEndian(smallest_key.substr(8, 4));
-  key.known = index == 0 && smallest_key.size() == kRecordKeyBytes;
-  if (index != kTombstoneIndex || smallest_key.size() != kTombstoneKeyBytes) return key;
+  const uint64_t number = GetBigEndian(smallest_key.substr(8, 4));
+  key.known = number == kBeginNumber && smallest_key.size() == kRecordKeyBytes;
+  if (number != kTombstoneNumber || smallest_key.size() != kTombstoneKeyBytes) return key;
   Reader in(smallest_key.substr(kRecordKeyBytes));
   Tombstone tombstone{key.batch, in.Digest(), std::nullopt};
   const uint8_t has_root = in.Get<uint8_t>();

@@ -20,24 +20,18 @@ namespace kvtier {
 // Goes up when an older program would misread what a newer one writes.
 inline constexpr uint16_t kSsdFormatVersion = 1;
 
-// A record is header, identity, payload and the payload's checksum.
-inline constexpr size_t kRecordHeaderBytes = 128;
-inline constexpr size_t kRecordOverheadBytes = kRecordHeaderBytes + sizeof(uint64_t);
-inline constexpr uint64_t RecordBytes(uint64_t identity_bytes, uint64_t payload_bytes) {
-  return kRecordOverheadBytes + identity_bytes + payload_bytes;
-}
+// A record is a head (a header of fixed size and the identity) and a body, the payload as it is:
+// two entries next to each other, so that a payload is written from where it lies.
+inline constexpr size_t kRecordHeaderBytes = 136;
+// `checksum` is XXH3-64 of the payload.
+std::string EncodeRecordHead(const PartIdentity& id, uint64_t payload_bytes, uint64_t checksum);
 
-// Writes the record into `to`, which is exactly RecordBytes long. `checksum` is XXH3-64 of
-// `payload`, which is not hashed again.
-void EncodeRecord(const PartIdentity& id, std::span<const std::byte> payload, uint64_t checksum,
-                  std::span<char> to);
-
-struct Record {
-  PartIdentity id;
-  std::string_view payload;
-  uint64_t checksum = 0;  // as stored; the payload is not hashed
+struct RecordHead {
+  PartIdentity id;  // `identity` views the bytes that were decoded
+  uint64_t payload_bytes = 0;
+  uint64_t checksum = 0;
 };
-absl::StatusOr<Record> DecodeRecord(std::string_view bytes);
+absl::StatusOr<RecordHead> DecodeRecordHead(std::string_view bytes);
 // DATA_LOSS with the first field that differs, `depth` and `carried` aside: they do not say whose
 // bytes these are.
 absl::Status CheckSamePart(const PartIdentity& stored, const PartIdentity& asked);
@@ -52,9 +46,11 @@ inline constexpr Location MakeLocation(uint64_t batch, uint32_t index) {
 inline constexpr uint64_t BatchOf(Location location) { return location >> kIndexBits; }
 inline constexpr uint32_t IndexOf(Location location) { return location & kMaxRecords; }
 
-// Keys sort as batch and index do.
+// Keys sort as batch and index do. Below and above those of a batch are two that mark its bounds.
 inline constexpr size_t kRecordKeyBytes = 12;
 std::string RecordKey(uint64_t batch, uint32_t index);
+std::string BeginKey(uint64_t batch);
+std::string EndKey(uint64_t batch);
 
 // Records of a model (and root) in batches before `batch` are not to come back. All of it is in the
 // key, so that it is known as long as the file is listed, readable or not.

@@ -52,19 +52,30 @@ class RocksdbStore {
 
   std::vector<StoreFile> Files() const;  // in the order of their keys
 
-  struct Entry {
-    std::string key;         // above the one before
-    std::string_view value;  // valid until the next is asked for
+  // Two values that are read together: what it takes to know that the other is the right one, and
+  // that one, which is not copied more than RocksDB does.
+  struct Pair {
+    std::string key;  // above the one before, and none begins with another
+    std::string_view head;
+    std::string_view body;  // both valid until the next pair is asked for
   };
-  // `list` is kept in the file's properties: ReadList gets it back without reading entries. A
-  // failed call may have left the file, but nothing of it on disk besides.
-  absl::StatusOr<StoreFile> AddFile(size_t entries, const std::function<Entry(size_t)>& entry,
-                                    const std::string& list);
+  struct NewFile {
+    std::string begin_key;  // below all pairs; has an empty value, and is the file's smallest
+    std::string end_key;    // above all pairs, likewise; empty when there are none
+    size_t pairs = 0;
+    std::function<Pair(size_t)> pair;
+    uint64_t largest_pair_bytes = 0;
+    std::string list;  // kept in the file's properties: ReadList gets it without reading pairs
+  };
+  // A failed call may have added the file all the same; nothing else of it is left on disk.
+  absl::StatusOr<StoreFile> AddFile(const NewFile& file);
   // NOT_FOUND when the file has none; DATA_LOSS when the file cannot be read.
   absl::StatusOr<std::string> ReadList(const StoreFile& file) const;
-  // What `use` returned for the value, which is valid during the call. NOT_FOUND; DATA_LOSS.
-  absl::Status Get(std::string_view key,
-                   const std::function<absl::Status(std::string_view)>& use) const;
+  // What `use` returned for the pair's head and body, which are valid during the call. NOT_FOUND;
+  // DATA_LOSS.
+  absl::Status GetPair(
+      std::string_view key,
+      const std::function<absl::Status(std::string_view, std::string_view)>& use) const;
 
   struct KeyRange {
     std::string first;
@@ -82,9 +93,7 @@ class RocksdbStore {
  private:
   explicit RocksdbStore(const RocksdbStoreOptions& options);
   absl::Status OpenDatabase();
-  absl::Status WriteStaged(const std::string& path, size_t entries,
-                           const std::function<Entry(size_t)>& entry, const std::string& list,
-                           StoreFile* file);
+  absl::StatusOr<StoreFile> WriteStaged(const std::string& path, const NewFile& file);
   absl::Status Ingest(const std::string& path);
   std::string StagedPath() const;
 

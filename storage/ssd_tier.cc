@@ -8,6 +8,7 @@
 #include "common/bytes.h"
 #include "common/check.h"
 #include "common/log.h"
+#include "common/running_checksum.h"
 #include "storage/record_codec.h"
 #include "storage/ssd_directory.h"
 
@@ -21,12 +22,14 @@ constexpr Duration kLastBackoff = std::chrono::seconds(5);
 
 // What RocksDB adds, rounded up: to a record its key, block and index entry; to a file its
 // properties and footer, and the last page that is not full.
-constexpr uint64_t kEntryBytes = 96;
+constexpr uint64_t kEntryBytes = 128;
 constexpr uint64_t kFileBytes = 2048 + 4096;
 constexpr uint64_t kUsualIdentityBytes = 64;  // 16 tokens
+constexpr size_t kPieceBytes = 128 << 10;
 
 uint64_t SpaceOfPart(uint64_t identity_bytes, uint64_t payload_bytes) {
-  return RecordBytes(identity_bytes, payload_bytes) + ListBytesFor(identity_bytes) + kEntryBytes;
+  return kRecordHeaderBytes + identity_bytes + payload_bytes + ListBytesFor(identity_bytes) +
+         kEntryBytes;
 }
 
 int64_t UnixSeconds() {
@@ -34,9 +37,35 @@ int64_t UnixSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(now).count();
 }
 
-RocksdbStore::KeyRange RangeOf(uint64_t batch) {
-  return {RecordKey(batch, 0), RecordKey(batch + 1, 0)};
+// What is hashed are the bytes that the caller gets, piece by piece while they are in the CPU's
+// cache.
+uint64_t CopyAndHash(std::string_view from, std::span<std::byte> to) {
+  RunningChecksum checksum;
+  for (size_t at = 0; at < from.size(); at += kPieceBytes) {
+    const size_t bytes = std::min(kPieceBytes, from.size() - at);
+    std::memcpy(to.data() + at, from.data() + at, bytes);
+    checksum.Update(to.subspan(at, bytes));
+  }
+  return checksum.Value();
 }
+
+absl::Status CopyRecord(std::string_view head, std::string_view body, const ReadOp& op) {
+  const absl::StatusOr<RecordHead> record = DecodeRecordHead(head);
+  if (!record.ok()) return absl::DataLossError(record.status().message());
+  KVTIER_RETURN_IF_ERROR(CheckSamePart(record->id, op.id));
+  if (record->payload_bytes != body.size() || body.size() != op.to.size()) {
+    return absl::DataLossError(absl::StrCat("the record has ", body.size(),
+                                            " bytes; it should have ", record->payload_bytes,
+                                            ", and asked for are ", op.to.size()));
+  }
+  const uint64_t checksum = CopyAndHash(body, op.to);
+  if (checksum != record->checksum || checksum != op.checksum) {
+    return absl::DataLossError("the payload's checksum differs");
+  }
+  return absl::OkStatus();
+}
+
+RocksdbStore::KeyRange RangeOf(uint64_t batch) { return {BeginKey(batch), BeginKey(batch + 1)}; }
 
 }  // namespace
 
@@ -255,7 +284,7 @@ absl::Status SsdTier::CheckRoom(uint64_t need, size_t parts) const {
     what = absl::StrCat("a file of ", need, " bytes");
   } else if (parts > 1 && need > SegmentBytesLocked()) {
     what = absl::StrCat("a file of ", need, " bytes: a segment has ", SegmentBytesLocked(), ";");
-  } else if (used_bytes_ > capacity_bytes_) {
+  } else if (used_bytes_ > capacity_bytes_ + SegmentBytesLocked()) {
     what = absl::StrCat("more than the ", used_bytes_, " bytes that are used");
   } else {
     return absl::OkStatus();
@@ -274,22 +303,24 @@ void SsdTier::DropForeignFor(uint64_t need) {
 }
 
 absl::StatusOr<StoreFile> SsdTier::WriteFile(std::span<WriteOp* const> ops, uint64_t batch) {
+  RocksdbStore::NewFile file{BeginKey(batch), EndKey(batch), ops.size(), nullptr, 0, ""};
   std::vector<StoredPart> parts(ops.size());
-  size_t largest = 0;
   for (size_t i = 0; i < ops.size(); ++i) {
     const WriteOp& op = *ops[i];
     parts[i] = {op.id, MakeLocation(batch, static_cast<uint32_t>(i)), op.from.size(), op.checksum};
-    largest = std::max(largest, RecordBytes(op.id.identity.size(), op.from.size()));
+    file.largest_pair_bytes =
+        std::max(file.largest_pair_bytes, SpaceOfPart(op.id.identity.size(), op.from.size()));
   }
-  if (staging_.size() < largest) staging_ = std::vector<char>(largest);
-  char* const staging = staging_.data();
-  const auto entry = [&ops, batch, staging](size_t i) {
+  file.list = EncodeSegmentList(batch, UnixSeconds(), parts);
+  std::string head;
+  file.pair = [&ops, &head, batch](size_t i) {
     const WriteOp& op = *ops[i];
-    const size_t bytes = RecordBytes(op.id.identity.size(), op.from.size());
-    EncodeRecord(op.id, op.from, op.checksum, {staging, bytes});
-    return RocksdbStore::Entry{RecordKey(batch, static_cast<uint32_t>(i)), {staging, bytes}};
+    head = EncodeRecordHead(op.id, op.from.size(), op.checksum);
+    return RocksdbStore::Pair{RecordKey(batch, static_cast<uint32_t>(i)),
+                              head,
+                              {reinterpret_cast<const char*>(op.from.data()), op.from.size()}};
   };
-  return store()->AddFile(ops.size(), entry, EncodeSegmentList(batch, UnixSeconds(), parts));
+  return store()->AddFile(file);
 }
 
 // The name is in the key, and the value is empty. Written even while the tier is read-only: what it
@@ -303,10 +334,9 @@ absl::Status SsdTier::Forget(const ModelId& model, const std::optional<RootFinge
     if (segments_.empty() && dead_.empty()) return absl::OkStatus();
   }
   const Tombstone tombstone{next_batch_++, model, root};
-  const auto entry = [&tombstone](size_t) {
-    return RocksdbStore::Entry{TombstoneKey(tombstone), std::string_view()};
-  };
-  const absl::StatusOr<StoreFile> file = store->AddFile(1, entry, std::string());
+  RocksdbStore::NewFile all_in_its_key;
+  all_in_its_key.begin_key = TombstoneKey(tombstone);
+  const absl::StatusOr<StoreFile> file = store->AddFile(all_in_its_key);
   if (!file.ok()) return Fail(file.status());
   MutexLock lock(mutex_);
   AddTombstone(tombstone, file->bytes);
@@ -393,31 +423,15 @@ absl::Status SsdTier::ReadPart(const ReadOp& op) {
   int epoch = 0;
   KVTIER_ASSIGN_OR_RETURN(const RocksdbStore* const store, EnterRead(op.location, &epoch));
   bool found = false;
-  const absl::Status status = store->Get(RecordKey(BatchOf(op.location), IndexOf(op.location)),
-                                         [this, &op, &found](std::string_view bytes) {
-                                           found = true;
-                                           return CopyRecord(bytes, op);
-                                         });
+  const auto use = [&found, &op](std::string_view head, std::string_view body) {
+    found = true;
+    return CopyRecord(head, body, op);
+  };
+  const absl::Status status =
+      store->GetPair(RecordKey(BatchOf(op.location), IndexOf(op.location)), use);
   LeaveRead(epoch);
   if (!status.ok()) (found ? checksum_failures_ : read_errors_).Add();
   return status;
-}
-
-// What is compared in the end are the bytes that the caller gets.
-absl::Status SsdTier::CopyRecord(std::string_view bytes, const ReadOp& op) {
-  const absl::StatusOr<Record> record = DecodeRecord(bytes);
-  if (!record.ok()) return absl::DataLossError(record.status().message());
-  KVTIER_RETURN_IF_ERROR(CheckSamePart(record->id, op.id));
-  if (record->payload.size() != op.to.size()) {
-    return absl::DataLossError(absl::StrCat("the record has ", record->payload.size(),
-                                            " bytes; asked for ", op.to.size()));
-  }
-  std::memcpy(op.to.data(), record->payload.data(), op.to.size());
-  const uint64_t checksum = PayloadChecksum(op.to.data(), op.to.size());
-  if (checksum != record->checksum || checksum != op.checksum) {
-    return absl::DataLossError("the payload's checksum differs");
-  }
-  return absl::OkStatus();
 }
 
 absl::StatusOr<const RocksdbStore*> SsdTier::EnterRead(Location location, int* epoch) {

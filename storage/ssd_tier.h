@@ -118,7 +118,6 @@ class SsdTier final : public LogTier {
 
   // Reading.
   absl::Status ReadPart(const ReadOp& op);
-  absl::Status CopyRecord(std::string_view bytes, const ReadOp& op);
   absl::StatusOr<const RocksdbStore*> EnterRead(Location location, int* epoch);
   void LeaveRead(int epoch);
   void WaitForReaders();
@@ -156,7 +155,6 @@ class SsdTier final : public LogTier {
 
   // Held over whatever changes the medium: one of these at a time. Taken before mutex_.
   Mutex io_mutex_;
-  std::vector<char> staging_ KVTIER_GUARDED_BY(io_mutex_);  // of one record, kept
   uint64_t next_batch_ KVTIER_GUARDED_BY(io_mutex_) = 1;
   TimePoint retry_at_ KVTIER_GUARDED_BY(io_mutex_);
   Duration backoff_ KVTIER_GUARDED_BY(io_mutex_);
