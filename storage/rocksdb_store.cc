@@ -27,8 +27,8 @@ constexpr uint64_t kMaxManifestBytes = 16 << 20;
 constexpr uint64_t kBlockBytes = 4096;
 constexpr size_t kWriteBytes = 4 << 20;  // of one write call
 constexpr char kBodySuffix = '\x01';
-constexpr int kOpeningThreads = 16;
-constexpr rlim_t kPlentyOfFiles = 1 << 16;
+constexpr rlim_t kLeastOpenFiles = 64;
+constexpr rlim_t kMostOpenFiles = 1 << 20;
 
 // RocksDB's errors become lines of our log; it writes no log files of its own.
 class ErrorLogger final : public rocksdb::Logger {
@@ -138,12 +138,11 @@ absl::Status OpenError(const rocksdb::Status& status) {
   return WriteError(status);
 }
 
-// All tables stay open, or as many as this process may have files.
+// Half of the files that this process may have; the others are for connections.
 int MaxOpenFiles() {
   rlimit limit = {};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  if (limit.rlim_cur >= kPlentyOfFiles) return -1;
-  return static_cast<int>(std::max<rlim_t>(limit.rlim_cur / 2, 64));
+  return static_cast<int>(std::clamp<rlim_t>(limit.rlim_cur / 2, kLeastOpenFiles, kMostOpenFiles));
 }
 
 // Heads, bodies and lists carry checksums of their own, so a table without them is enough: what a
@@ -172,7 +171,6 @@ void SetOpening(rocksdb::Options* options) {
   options->paranoid_checks = false;
   options->skip_stats_update_on_db_open = true;
   options->skip_checking_sst_file_sizes_on_db_open = true;
-  options->max_file_opening_threads = kOpeningThreads;
   options->max_open_files = MaxOpenFiles();
 }
 

@@ -7,6 +7,7 @@
 
 #include "common/bytes.h"
 #include "common/check.h"
+#include "common/executor.h"
 #include "common/log.h"
 #include "common/running_checksum.h"
 #include "storage/record_codec.h"
@@ -26,6 +27,8 @@ constexpr uint64_t kEntryBytes = 128;
 constexpr uint64_t kFileBytes = 2048 + 4096;
 constexpr uint64_t kUsualIdentityBytes = 64;  // 16 tokens
 constexpr size_t kPieceBytes = 128 << 10;
+constexpr int kRecoverThreads = 16;
+constexpr size_t kRecoverAtOnce = 64;  // files whose lists are in memory together
 
 uint64_t SpaceOfPart(uint64_t identity_bytes, uint64_t payload_bytes) {
   return kRecordHeaderBytes + identity_bytes + payload_bytes + ListBytesFor(identity_bytes) +
@@ -175,20 +178,39 @@ void SsdTier::AddTombstone(const Tombstone& tombstone, uint64_t bytes) {
 void SsdTier::Recover(const std::function<void(std::span<const StoredPart>)>& segment) {
   MutexLock io(io_mutex_);
   const RocksdbStore* const store = this->store();
-  for (const StoreFile& file : store->Files()) {
+  std::vector<StoreFile> files = store->Files();
+  std::erase_if(files, [](const StoreFile& file) {
     const std::optional<FileKey> key = ParseFileKey(file.smallest_key);
-    if (key && key->known && !key->tombstone) RecoverFile(*store, file, key->batch, segment);
+    return !key || !key->known || key->tombstone;
+  });
+  ThreadPool readers(kRecoverThreads);
+  for (size_t at = 0; at < files.size(); at += kRecoverAtOnce) {
+    const size_t count = std::min(kRecoverAtOnce, files.size() - at);
+    RecoverFiles(*store, {files.data() + at, count}, &readers, segment);
   }
 }
 
-void SsdTier::RecoverFile(const RocksdbStore& store, const StoreFile& file, uint64_t batch,
-                          const std::function<void(std::span<const StoredPart>)>& segment) {
-  const absl::StatusOr<std::string> bytes = store.ReadList(file);
-  absl::StatusOr<SegmentList> list = bytes.ok() ? DecodeSegmentList(*bytes) : bytes.status();
-  if (list.ok() && list->batch != batch) list = absl::DataLossError("its list is another file's");
-  if (!list.ok()) return Lose(batch, list.status());
-  const std::vector<StoredPart> parts = KeepRemembered(batch, list->parts);
-  if (!parts.empty()) segment(parts);
+// The lists are read side by side, as each takes a few small reads that wait for the medium.
+void SsdTier::RecoverFiles(const RocksdbStore& store, std::span<const StoreFile> files,
+                           ThreadPool* readers,
+                           const std::function<void(std::span<const StoredPart>)>& segment) {
+  std::vector<absl::StatusOr<std::string>> lists(files.size());
+  for (size_t i = 0; i < files.size(); ++i) {
+    readers->Run([&store, &files, &lists, i] { lists[i] = store.ReadList(files[i]); });
+  }
+  readers->WaitIdle();
+  for (size_t i = 0; i < files.size(); ++i) {
+    const uint64_t batch = ParseFileKey(files[i].smallest_key)->batch;
+    absl::StatusOr<SegmentList> list =
+        lists[i].ok() ? DecodeSegmentList(*lists[i]) : lists[i].status();
+    if (list.ok() && list->batch != batch) list = absl::DataLossError("its list is another file's");
+    if (!list.ok()) {
+      Lose(batch, list.status());
+      continue;
+    }
+    const std::vector<StoredPart> parts = KeepRemembered(batch, list->parts);
+    if (!parts.empty()) segment(parts);
+  }
 }
 
 // Without those that a Forget names. The segment is left with what is given back.

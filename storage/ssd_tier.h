@@ -21,6 +21,8 @@
 
 namespace kvtier {
 
+class ThreadPool;
+
 struct SsdTierOptions {
   std::string directory;        // the tier's own; its parent keeps what is set aside as damaged
   uint64_t capacity_bytes = 0;  // of the payload files on disk
@@ -123,8 +125,9 @@ class SsdTier final : public LogTier {
   void WaitForReaders();
 
   // The start.
-  void RecoverFile(const RocksdbStore& store, const StoreFile& file, uint64_t batch,
-                   const std::function<void(std::span<const StoredPart>)>& segment);
+  void RecoverFiles(const RocksdbStore& store, std::span<const StoreFile> files,
+                    ThreadPool* readers,
+                    const std::function<void(std::span<const StoredPart>)>& segment);
   std::vector<StoredPart> KeepRemembered(uint64_t batch, std::span<const StoredPart> parts);
   bool IsForgotten(const StoredPart& part) const KVTIER_REQUIRES(mutex_);
   void Lose(uint64_t batch, const absl::Status& why);
