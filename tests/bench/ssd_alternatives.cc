@@ -1,184 +1,41 @@
 // Ways to keep blocks on an SSD, measured side by side: what docs/ROCKSDB.md quotes.
 //
 // Each arm stores the same bytes in batches of 32 blocks, every batch on the medium before the
-// next, reads them back at random past the page cache, and deletes the oldest quarter. A raw file
-// read and written with O_DIRECT is the ceiling. Arms take turns within a round, and a ratio is
-// taken within its round, so that a disk that others use too spoils neither side alone.
+// next, reads them back at random past the page cache, and deletes the oldest quarter. Before and
+// after each arm a raw file is written and read with O_DIRECT: that is the arm's ceiling. Ratios
+// are taken before medians, so that a disk that others use too spoils neither side alone.
 #include <fcntl.h>
 #include <malloc.h>
-#include <rocksdb/convenience.h>
-#include <rocksdb/db.h>
-#include <rocksdb/listener.h>
-#include <rocksdb/sst_file_writer.h>
-#include <rocksdb/table.h>
-#include <rocksdb/table_properties.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <numeric>
 #include <random>
-#include <set>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
-#include "common/clock.h"
 #include "common/executor.h"
-#include "common/mutex.h"
-#include "common/status.h"
+#include "tests/bench/disk.h"
+#include "tests/bench/ssd_arms.h"
 
 namespace kvtier {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
-constexpr uint64_t kPage = 4096;
-constexpr uint64_t kBatch = 32;  // blocks
 constexpr uint64_t kSizes[] = {64 << 10, 2 << 20};
 constexpr uint64_t kReadBytes = 1024 * kMiB;  // most of one read measurement
-
-// ---------------------------------------------------------------------- the system
-
-class Stopwatch {
- public:
-  double Seconds() const { return std::chrono::duration<double>(clock_.Now() - start_).count(); }
-
- private:
-  SteadyClock clock_;
-  TimePoint start_ = clock_.Now();
-};
-
-absl::Status SystemError(const std::string& what) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", strerror(errno)));
-}
-
-absl::Status FromRocks(const rocksdb::Status& status) {
-  return status.ok() ? absl::OkStatus() : absl::InternalError(status.ToString());
-}
-
-// Owns a descriptor.
-class File {
- public:
-  static absl::StatusOr<File> Open(const std::string& path, int flags) {
-    File file;
-    file.fd_ = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
-    if (file.fd_ < 0) return SystemError(path);
-    return file;
-  }
-  File() = default;
-  File(File&& from) noexcept : fd_(std::exchange(from.fd_, -1)) {}
-  File& operator=(File&& from) noexcept {
-    std::swap(fd_, from.fd_);
-    return *this;
-  }
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int fd() const { return fd_; }
-
-  absl::Status Write(const void* from, uint64_t bytes, uint64_t offset) {
-    const ssize_t done = ::pwrite(fd_, from, bytes, static_cast<off_t>(offset));
-    return done == static_cast<ssize_t>(bytes) ? absl::OkStatus() : SystemError("pwrite");
-  }
-  absl::Status Read(void* to, uint64_t bytes, uint64_t offset) const {
-    const ssize_t done = ::pread(fd_, to, bytes, static_cast<off_t>(offset));
-    return done == static_cast<ssize_t>(bytes) ? absl::OkStatus() : SystemError("pread");
-  }
-  absl::Status Allocate(uint64_t bytes) {
-    return ::fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) == 0 ? absl::OkStatus()
-                                                                  : SystemError("fallocate");
-  }
-  absl::Status Sync() {
-    return ::fdatasync(fd_) == 0 ? absl::OkStatus() : SystemError("fdatasync");
-  }
-
- private:
-  int fd_ = -1;
-};
-
-// Page-aligned memory, touched once, so that no measurement pays for fresh pages.
-class Buffer {
- public:
-  explicit Buffer(uint64_t bytes)
-      : bytes_(bytes), data_(static_cast<char*>(std::aligned_alloc(kPage, bytes)), &std::free) {
-    KVTIER_CHECK(data_ != nullptr);
-    std::memset(data_.get(), 1, bytes);
-  }
-  char* data() { return data_.get(); }
-  uint64_t size() const { return bytes_; }
-
- private:
-  uint64_t bytes_;
-  std::unique_ptr<char, decltype(&std::free)> data_;
-};
-
-// A number after `name` in a file of /proc/self.
-uint64_t ProcValue(const char* file, const std::string& name) {
-  std::ifstream in(file);
-  for (std::string word; in >> word;) {
-    uint64_t value = 0;
-    if (word == name && in >> value) return value;
-  }
-  KVTIER_CHECK(false);
-}
-
-// Bytes that this process caused to be sent to the disk: direct writes as they are issued, others
-// when their page turns dirty. The file system's own journal is not in it.
-uint64_t BytesWritten() {
-  return ProcValue("/proc/self/io", "write_bytes:") -
-         ProcValue("/proc/self/io", "cancelled_write_bytes:");
-}
-
-// What `du` says: allocated bytes, each inode once.
-uint64_t DiskBytes(const std::string& dir) {
-  uint64_t bytes = 0;
-  std::set<ino_t> seen;
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(dir)) {
-    struct stat info = {};
-    if (entry.is_regular_file() && ::lstat(entry.path().c_str(), &info) == 0 &&
-        seen.insert(info.st_ino).second) {
-      bytes += static_cast<uint64_t>(info.st_blocks) * 512;
-    }
-  }
-  return bytes;
-}
-
-// Nothing of the file system waits to be written after this.
-absl::Status SyncAll(const std::string& dir) {
-  KVTIER_ASSIGN_OR_RETURN(File file, File::Open(dir, O_RDONLY | O_DIRECTORY));
-  return ::syncfs(file.fd()) == 0 ? absl::OkStatus() : SystemError("syncfs");
-}
-
-// Empties the page cache of what lies under `dir`; with root's rights also of names and inodes.
-absl::Status DropCaches(const std::string& dir) {
-  KVTIER_RETURN_IF_ERROR(SyncAll(dir));
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(dir)) {
-    if (!entry.is_regular_file()) continue;
-    KVTIER_ASSIGN_OR_RETURN(File file, File::Open(entry.path(), O_RDONLY));
-    ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
-  }
-  std::ofstream("/proc/sys/vm/drop_caches") << "3\n";
-  return absl::OkStatus();
-}
 
 double Median(std::vector<double> values) {
   KVTIER_CHECK(!values.empty());
@@ -209,441 +66,7 @@ absl::StatusOr<double> AtDepth(int depth, uint64_t count, uint64_t buffer_bytes,
   return seconds;
 }
 
-// ---------------------------------------------------------------------- payload
-
-// A block says its number at both ends. A hole in a file reads as zeros, so no mark is zero.
-void MarkBlock(char* data, uint64_t bytes, uint64_t number) {
-  const uint64_t mark = number + 1;
-  std::memcpy(data, &mark, sizeof(mark));
-  std::memcpy(data + bytes - sizeof(mark), &mark, sizeof(mark));
-}
-
-absl::Status VerifyBlock(const char* data, uint64_t bytes, uint64_t number) {
-  uint64_t head = 0;
-  uint64_t tail = 0;
-  std::memcpy(&head, data, sizeof(head));
-  std::memcpy(&tail, data + bytes - sizeof(tail), sizeof(tail));
-  if (head == number + 1 && tail == number + 1) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat("asked for block ", number, ", got the marks ", head, " and ", tail));
-}
-
-// One batch of blocks that do not compress.
-class Payload {
- public:
-  explicit Payload(uint64_t block_bytes)
-      : block_bytes_(block_bytes), buffer_(kBatch * block_bytes) {
-    std::mt19937_64 random(1);
-    for (uint64_t at = 0; at < buffer_.size(); at += sizeof(uint64_t)) {
-      const uint64_t value = random();
-      std::memcpy(buffer_.data() + at, &value, sizeof(value));
-    }
-  }
-  // Makes it the batch that begins with this block.
-  void Mark(uint64_t first) {
-    for (uint64_t i = 0; i < kBatch; i++) MarkBlock(block(i), block_bytes_, first + i);
-  }
-  uint64_t block_bytes() const { return block_bytes_; }
-  char* block(uint64_t i) { return buffer_.data() + i * block_bytes_; }
-  rocksdb::Slice slice(uint64_t i) { return {block(i), block_bytes_}; }
-
- private:
-  const uint64_t block_bytes_;
-  Buffer buffer_;
-};
-
-std::string BigEndian(uint64_t value) {
-  std::string out(sizeof(value), '\0');
-  for (size_t i = 0; i < out.size(); i++) out[i] = static_cast<char>(value >> (56 - 8 * i));
-  return out;
-}
-
-// Like the hash of a block: 16 bytes with no order in them.
-std::string HashedKey(uint64_t block) {
-  std::mt19937_64 random(block);
-  const uint64_t high = random();
-  return BigEndian(high) + BigEndian(random());
-}
-
-// ---------------------------------------------------------------------- arms
-
-// A way to keep blocks. Blocks are numbered in the order they come.
-class Arm {
- public:
-  virtual ~Arm() = default;
-  virtual std::string name() const = 0;
-  // Makes what is missing. Returns when any block there can be looked up.
-  virtual absl::Status Open(const std::string& dir, uint64_t block_bytes, uint64_t blocks) = 0;
-  virtual void Close() = 0;
-  // The batch that begins with block `first` is on the medium when it returns.
-  virtual absl::Status Write(Payload& payload, uint64_t first) = 0;
-  // Thread-safe.
-  virtual absl::Status Read(uint64_t block, Buffer& to) = 0;
-  virtual absl::Status Delete(uint64_t first) = 0;
-  // Waits for the work that goes on behind Write and Delete.
-  virtual absl::Status Settle() = 0;
-};
-
-// Wakes who waits for RocksDB's background work.
-class WorkDone final : public rocksdb::EventListener {
- public:
-  void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo&) override { done_.NotifyAll(); }
-  void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo&) override {
-    done_.NotifyAll();
-  }
-  // Also returns after a while: the call comes just before the work stops counting as running.
-  void Wait() {
-    MutexLock lock(mutex_);
-    done_.WaitFor(mutex_, std::chrono::milliseconds(5));
-  }
-
- private:
-  Mutex mutex_;
-  CondVar done_;
-};
-
-// What all RocksDB arms share: direct I/O, nothing compressed, no cache, opened in parallel.
-class RocksArm : public Arm {
- public:
-  absl::Status Open(const std::string& dir, uint64_t block_bytes, uint64_t) override {
-    dir_ = dir;
-    block_bytes_ = block_bytes;
-    options_ = MakeOptions();
-    rocksdb::DB* db = nullptr;
-    KVTIER_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(options_, dir + "/db", &db)));
-    db_.reset(db);
-    return AfterOpen();
-  }
-  void Close() override { db_.reset(); }
-
-  absl::Status Read(uint64_t block, Buffer& to) override {
-    rocksdb::ReadOptions options;
-    options.fill_cache = false;
-    options.verify_checksums = VerifiesChecksums();
-    rocksdb::PinnableSlice value;
-    const rocksdb::Status got = db_->Get(options, db_->DefaultColumnFamily(), Key(block), &value);
-    if (got.IsNotFound()) return absl::NotFoundError(absl::StrCat("block ", block));
-    KVTIER_RETURN_IF_ERROR(FromRocks(got));
-    if (value.size() != block_bytes_) return absl::DataLossError("wrong length");
-    std::memcpy(to.data(), value.data(), value.size());
-    return absl::OkStatus();
-  }
-
-  absl::Status Settle() override {
-    KVTIER_RETURN_IF_ERROR(FromRocks(db_->Flush(rocksdb::FlushOptions())));
-    while (Busy()) work_done_->Wait();
-    return absl::OkStatus();
-  }
-
- protected:
-  virtual rocksdb::Options MakeOptions() = 0;
-  virtual std::string Key(uint64_t block) const = 0;
-  virtual bool VerifiesChecksums() const { return true; }
-  virtual absl::Status AfterOpen() { return absl::OkStatus(); }
-
-  rocksdb::Options CommonOptions() {
-    rocksdb::BlockBasedTableOptions table;
-    table.no_block_cache = true;
-    rocksdb::Options options;
-    options.create_if_missing = true;
-    options.use_direct_reads = true;
-    options.use_direct_io_for_flush_and_compaction = true;
-    options.compression = rocksdb::kNoCompression;
-    options.max_open_files = -1;
-    options.max_file_opening_threads = 16;
-    options.skip_stats_update_on_db_open = true;
-    options.skip_checking_sst_file_sizes_on_db_open = true;
-    options.max_background_jobs = 4;
-    options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
-    options.listeners.push_back(work_done_);
-    return options;
-  }
-
-  std::string dir_;
-  uint64_t block_bytes_ = 0;
-  rocksdb::Options options_;
-  std::unique_ptr<rocksdb::DB> db_;
-
- private:
-  bool Busy() const {
-    uint64_t busy = 0;
-    for (const std::string& property :
-         {rocksdb::DB::Properties::kMemTableFlushPending,
-          rocksdb::DB::Properties::kNumRunningFlushes, rocksdb::DB::Properties::kCompactionPending,
-          rocksdb::DB::Properties::kNumRunningCompactions}) {
-      uint64_t value = 0;
-      KVTIER_CHECK(db_->GetIntProperty(property, &value));
-      busy += value;
-    }
-    return busy > 0;
-  }
-
-  std::shared_ptr<WorkDone> work_done_ = std::make_shared<WorkDone>();
-};
-
-// Values in SST files, or in blob files beside them, behind a memtable. A batch is durable by a
-// synced write-ahead log, or without one by a flush of its own.
-class PutArm final : public RocksArm {
- public:
-  enum class Values { kSst, kBlob };
-  enum class Durable { kLog, kFlush };
-  PutArm(std::string name, Values values, Durable durable)
-      : name_(std::move(name)), values_(values), durable_(durable) {}
-  std::string name() const override { return name_; }
-
-  absl::Status Write(Payload& payload, uint64_t first) override {
-    rocksdb::WriteBatch batch;
-    for (uint64_t i = 0; i < kBatch; i++) {
-      KVTIER_RETURN_IF_ERROR(FromRocks(batch.Put(Key(first + i), payload.slice(i))));
-    }
-    return Commit(batch);
-  }
-  absl::Status Delete(uint64_t first) override {
-    rocksdb::WriteBatch batch;
-    for (uint64_t i = 0; i < kBatch; i++) {
-      KVTIER_RETURN_IF_ERROR(FromRocks(batch.Delete(Key(first + i))));
-    }
-    return Commit(batch);
-  }
-
- protected:
-  rocksdb::Options MakeOptions() override {
-    rocksdb::Options options = CommonOptions();
-    if (values_ == Values::kSst) return options;  // memtables and compaction as RocksDB has them
-    options.enable_blob_files = true;
-    options.enable_blob_garbage_collection = true;
-    options.blob_garbage_collection_age_cutoff = 1.0;       // may collect any file,
-    options.blob_garbage_collection_force_threshold = 0.5;  // and must when half of it is garbage
-    options.write_buffer_size = 128 * kMiB;
-    options.max_write_buffer_number = 4;
-    return options;
-  }
-  std::string Key(uint64_t block) const override { return HashedKey(block); }
-
- private:
-  absl::Status Commit(rocksdb::WriteBatch& batch) {
-    rocksdb::WriteOptions options;
-    options.sync = durable_ == Durable::kLog;
-    options.disableWAL = durable_ == Durable::kFlush;
-    KVTIER_RETURN_IF_ERROR(FromRocks(db_->Write(options, &batch)));
-    if (durable_ == Durable::kLog) return absl::OkStatus();
-    return FromRocks(db_->Flush(rocksdb::FlushOptions()));
-  }
-
-  const std::string name_;
-  const Values values_;
-  const Durable durable_;
-};
-
-// Writes the list of a file's blocks into the file, as large as a tier needs it.
-class BlockList final : public rocksdb::TablePropertiesCollector {
- public:
-  static constexpr const char* kProperty = "kvtier.blocks";
-  rocksdb::Status AddUserKey(const rocksdb::Slice& key, const rocksdb::Slice&, rocksdb::EntryType,
-                             rocksdb::SequenceNumber, uint64_t) override {
-    list_.append(key.data(), key.size());
-    list_.append(kIdentityBytes, 'i');
-    return rocksdb::Status::OK();
-  }
-  rocksdb::Status Finish(rocksdb::UserCollectedProperties* properties) override {
-    properties->emplace(kProperty, list_);
-    return rocksdb::Status::OK();
-  }
-  rocksdb::UserCollectedProperties GetReadableProperties() const override { return {}; }
-  const char* Name() const override { return "kvtier.BlockList"; }
-
- private:
-  static constexpr size_t kIdentityBytes = 160;  // hashes, checksum and 16 tokens of a block
-  std::string list_;
-};
-
-class BlockListFactory final : public rocksdb::TablePropertiesCollectorFactory {
- public:
-  rocksdb::TablePropertiesCollector* CreateTablePropertiesCollector(Context) override {
-    return new BlockList;
-  }
-  const char* Name() const override { return "kvtier.BlockListFactory"; }
-};
-
-// One SST file for each batch, written outside and ingested. Keys begin with the batch's number, so
-// each file lies alone at the bottom level and nothing is ever compacted.
-class IngestArm final : public RocksArm {
- public:
-  explicit IngestArm(int max_open_files = -1) : max_open_files_(max_open_files) {}
-  std::string name() const override { return "ingested files"; }
-
-  absl::Status Write(Payload& payload, uint64_t first) override {
-    return WriteFile(payload, first, kBatch);
-  }
-  absl::Status Delete(uint64_t first) override {
-    const std::string begin = Key(first);
-    const std::string end = Key(first + kBatch - 1);
-    const rocksdb::Slice from = begin;
-    const rocksdb::Slice to = end;
-    return FromRocks(
-        rocksdb::DeleteFilesInRange(db_.get(), db_->DefaultColumnFamily(), &from, &to, true));
-  }
-
-  // One file of the payload's first `records` blocks.
-  absl::Status WriteFile(Payload& payload, uint64_t first, uint64_t records) {
-    const std::string path = dir_ + "/next.sst";
-    KVTIER_RETURN_IF_ERROR(MakeFile(path, payload, first, records));
-    return Ingest({path});
-  }
-  absl::Status MakeFile(const std::string& path, Payload& payload, uint64_t first,
-                        uint64_t records) {
-    rocksdb::EnvOptions env_options(options_);
-    env_options.use_direct_writes = true;  // not taken over from the options
-    rocksdb::SstFileWriter writer(env_options, options_, nullptr, /*invalidate_page_cache=*/false);
-    KVTIER_RETURN_IF_ERROR(FromRocks(writer.Open(path)));
-    for (uint64_t i = 0; i < records; i++) {
-      KVTIER_RETURN_IF_ERROR(FromRocks(writer.Put(Key(first + i), payload.slice(i))));
-    }
-    return FromRocks(writer.Finish());
-  }
-  absl::Status Ingest(const std::vector<std::string>& paths) {
-    rocksdb::IngestExternalFileOptions options;
-    options.move_files = true;
-    options.failed_move_fall_back_to_copy = false;
-    options.snapshot_consistency = false;
-    options.allow_global_seqno = false;
-    options.write_global_seqno = false;
-    options.allow_blocking_flush = false;
-    options.fail_if_not_bottommost_level = true;
-    return FromRocks(db_->IngestExternalFile(paths, options));
-  }
-  // Every file's list of blocks, as a tier reads it at the start.
-  absl::Status ReadLists() {
-    rocksdb::TablePropertiesCollection all;
-    KVTIER_RETURN_IF_ERROR(FromRocks(db_->GetPropertiesOfAllTables(&all)));
-    for (const auto& [path, properties] : all) {
-      if (properties->user_collected_properties.count(BlockList::kProperty) == 0) {
-        return absl::DataLossError(absl::StrCat(path, " has no list"));
-      }
-    }
-    return absl::OkStatus();
-  }
-
- protected:
-  rocksdb::Options MakeOptions() override {
-    rocksdb::Options options = CommonOptions();
-    rocksdb::BlockBasedTableOptions table;
-    table.no_block_cache = true;
-    table.filter_policy = nullptr;
-    table.checksum = rocksdb::kXXH3;
-    options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
-    options.num_levels = 2;
-    options.disable_auto_compactions = true;
-    options.max_open_files = max_open_files_;
-    options.table_properties_collector_factories.push_back(std::make_shared<BlockListFactory>());
-    return options;
-  }
-  std::string Key(uint64_t block) const override {
-    return BigEndian(block / kBatch) + BigEndian(block % kBatch);
-  }
-  // The tier's records carry a checksum of their own.
-  bool VerifiesChecksums() const override { return false; }
-  absl::Status AfterOpen() override { return ReadLists(); }
-
- private:
-  const int max_open_files_;
-};
-
-// A file for each block. The batch's files are written first and synced after, so that one commit
-// of the file system's journal serves most of them.
-class FileArm final : public Arm {
- public:
-  std::string name() const override { return "file per block"; }
-  absl::Status Open(const std::string& dir, uint64_t block_bytes, uint64_t) override {
-    dir_ = dir;
-    block_bytes_ = block_bytes;
-    KVTIER_ASSIGN_OR_RETURN(folder_, File::Open(dir, O_RDONLY | O_DIRECTORY));
-    found_ =
-        static_cast<uint64_t>(std::distance(fs::directory_iterator(dir), fs::directory_iterator()));
-    return absl::OkStatus();
-  }
-  void Close() override { folder_ = File(); }
-  absl::Status Write(Payload& payload, uint64_t first) override {
-    std::vector<File> files;
-    for (uint64_t i = 0; i < kBatch; i++) {
-      KVTIER_ASSIGN_OR_RETURN(File file,
-                              File::Open(Path(first + i), O_RDWR | O_CREAT | O_EXCL | O_DIRECT));
-      KVTIER_RETURN_IF_ERROR(file.Write(payload.block(i), block_bytes_, 0));
-      files.push_back(std::move(file));
-    }
-    for (File& file : files) {
-      if (::fsync(file.fd()) != 0) return SystemError("fsync");
-    }
-    return ::fsync(folder_.fd()) == 0 ? absl::OkStatus() : SystemError("fsync");
-  }
-  absl::Status Read(uint64_t block, Buffer& to) override {
-    KVTIER_ASSIGN_OR_RETURN(File file, File::Open(Path(block), O_RDONLY | O_DIRECT));
-    return file.Read(to.data(), block_bytes_, 0);
-  }
-  absl::Status Delete(uint64_t first) override {
-    for (uint64_t i = 0; i < kBatch; i++) {
-      if (::unlink(Path(first + i).c_str()) != 0) return SystemError("unlink");
-    }
-    return ::fsync(folder_.fd()) == 0 ? absl::OkStatus() : SystemError("fsync");
-  }
-  absl::Status Settle() override { return absl::OkStatus(); }
-
- private:
-  std::string Path(uint64_t block) const { return absl::StrFormat("%s/%016x", dir_, block); }
-  std::string dir_;
-  uint64_t block_bytes_ = 0;
-  uint64_t found_ = 0;
-  File folder_;
-};
-
-// One preallocated file with a page of names before each batch: the least that a log of one's own
-// needs.
-class SegmentArm final : public Arm {
- public:
-  std::string name() const override { return "segment file"; }
-  absl::Status Open(const std::string& dir, uint64_t block_bytes, uint64_t blocks) override {
-    block_bytes_ = block_bytes;
-    const bool is_new = !fs::exists(dir + "/segment");
-    KVTIER_ASSIGN_OR_RETURN(file_, File::Open(dir + "/segment", O_RDWR | O_CREAT | O_DIRECT));
-    if (is_new) return file_.Allocate(blocks / kBatch * BatchBytes());
-    for (uint64_t batch = 0; batch < blocks / kBatch; batch++) {
-      KVTIER_RETURN_IF_ERROR(file_.Read(names_.data(), kPage, batch * BatchBytes()));
-      KVTIER_RETURN_IF_ERROR(VerifyBlock(names_.data(), kPage, batch));
-    }
-    return absl::OkStatus();
-  }
-  void Close() override { file_ = File(); }
-  absl::Status Write(Payload& payload, uint64_t first) override {
-    const uint64_t batch = first / kBatch;
-    MarkBlock(names_.data(), kPage, batch);
-    const iovec parts[] = {{names_.data(), kPage}, {payload.block(0), kBatch * block_bytes_}};
-    const ssize_t done = ::pwritev(file_.fd(), parts, 2, static_cast<off_t>(batch * BatchBytes()));
-    if (done != static_cast<ssize_t>(BatchBytes())) return SystemError("pwritev");
-    return file_.Sync();
-  }
-  absl::Status Read(uint64_t block, Buffer& to) override {
-    const uint64_t offset = block / kBatch * BatchBytes() + kPage + block % kBatch * block_bytes_;
-    return file_.Read(to.data(), block_bytes_, offset);
-  }
-  absl::Status Delete(uint64_t first) override {
-    const off_t offset = static_cast<off_t>(first / kBatch * BatchBytes());
-    if (::fallocate(file_.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
-                    static_cast<off_t>(BatchBytes())) != 0) {
-      return SystemError("fallocate");
-    }
-    return file_.Sync();
-  }
-  absl::Status Settle() override { return absl::OkStatus(); }
-
- private:
-  uint64_t BatchBytes() const { return kPage + kBatch * block_bytes_; }
-  uint64_t block_bytes_ = 0;
-  Buffer names_{kPage};
-  File file_;
-};
-
-// ---------------------------------------------------------------------- one arm, one size, one
-// round
+// ---------------------------------------------------------------------- one arm in one round
 
 struct Figures {
   double write = 0;    // bytes/s until the last batch was durable
@@ -793,10 +216,10 @@ Ceiling Between(const Ceiling& before, const Ceiling& after) {
           .read_8 = (before.read_8 + after.read_8) / 2};
 }
 
-// ---------------------------------------------------------------------- files of 1 and of 32
-// records
+// ---------------------------------------------------------------------- files of few records
 
 struct FileCost {
+  std::string arm;
   uint64_t block_bytes = 0;
   uint64_t records = 0;
   double ingest = 0;    // s, median
@@ -815,22 +238,21 @@ absl::StatusOr<double> MedianSeconds(uint64_t count,
   return Median(seconds);
 }
 
-absl::StatusOr<FileCost> MeasureFileCost(const std::string& dir, Payload& payload,
-                                         uint64_t records) {
+absl::StatusOr<FileCost> MeasureFileCost(const std::string& dir, Payload& payload, uint64_t records,
+                                         FileWrites writes) {
   fs::create_directories(dir);
   const uint64_t bytes = records * payload.block_bytes();
   const uint64_t count = std::clamp<uint64_t>(1024 * kMiB / bytes, 16, 128);
-  FileCost out = {.block_bytes = payload.block_bytes(), .records = records};
-
-  IngestArm arm;
-  KVTIER_RETURN_IF_ERROR(arm.Open(dir, payload.block_bytes(), 0));
+  const std::unique_ptr<FileLog> arm = MakeFileLog(writes);
+  FileCost out = {.arm = arm->name(), .block_bytes = payload.block_bytes(), .records = records};
+  KVTIER_RETURN_IF_ERROR(arm->Open(dir, payload.block_bytes(), 0));
   const uint64_t before = DiskBytes(dir);
   KVTIER_ASSIGN_OR_RETURN(out.ingest, MedianSeconds(count, [&](uint64_t i) {
-                            return arm.WriteFile(payload, i * kBatch, records);
+                            return arm->WriteFile(payload, i * kBatch, records);
                           }));
   out.overhead = static_cast<double>(DiskBytes(dir) - before) / static_cast<double>(count) -
                  static_cast<double>(bytes);
-  arm.Close();
+  arm->Close();
 
   KVTIER_ASSIGN_OR_RETURN(File file, File::Open(dir + "/raw", O_RDWR | O_CREAT | O_DIRECT));
   KVTIER_RETURN_IF_ERROR(file.Allocate(count * bytes));
@@ -857,19 +279,19 @@ constexpr uint64_t kTinyBytes = 4096;  // a value's size changes neither an open
 
 absl::Status MakeManyFiles(const std::string& dir, uint64_t files) {
   constexpr uint64_t kAtOnce = 64;
-  IngestArm arm;
+  const std::unique_ptr<FileLog> arm = MakeFileLog(FileWrites::kDirect);
   Payload payload(kTinyBytes);
-  KVTIER_RETURN_IF_ERROR(arm.Open(dir, kTinyBytes, 0));
+  KVTIER_RETURN_IF_ERROR(arm->Open(dir, kTinyBytes, 0));
   for (uint64_t done = 0; done < files; done += kAtOnce) {
     std::vector<std::string> paths;
     for (uint64_t i = done; i < std::min(files, done + kAtOnce); i++) {
       paths.push_back(absl::StrFormat("%s/next-%d.sst", dir, i));
       payload.Mark(i * kBatch);
-      KVTIER_RETURN_IF_ERROR(arm.MakeFile(paths.back(), payload, i * kBatch, kBatch));
+      KVTIER_RETURN_IF_ERROR(arm->MakeFile(paths.back(), payload, i * kBatch, kBatch));
     }
-    KVTIER_RETURN_IF_ERROR(arm.Ingest(paths));
+    KVTIER_RETURN_IF_ERROR(arm->Ingest(paths));
   }
-  arm.Close();
+  arm->Close();
   return absl::OkStatus();
 }
 
@@ -888,28 +310,31 @@ double OpenDescriptors() {
       std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator()));
 }
 
+// What the process has from malloc: what is resident depends on what earlier arms left behind.
+uint64_t AllocatedMemory() {
+  const struct mallinfo2 info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
 absl::StatusOr<OpenCost> MeasureOpen(const std::string& dir, uint64_t files, int max_open_files) {
   OpenCost out = {.max_open_files = max_open_files};
   out.manifest = ManifestBytes(dir);
   KVTIER_RETURN_IF_ERROR(DropCaches(dir));
-  ::malloc_trim(0);
-  const uint64_t memory = ProcValue("/proc/self/status", "RssAnon:");
-  IngestArm arm(max_open_files);
+  const uint64_t memory = AllocatedMemory();
+  const std::unique_ptr<FileLog> arm = MakeFileLog(FileWrites::kDirect, max_open_files);
   const Stopwatch watch;
-  KVTIER_RETURN_IF_ERROR(arm.Open(dir, kTinyBytes, 0));
+  KVTIER_RETURN_IF_ERROR(arm->Open(dir, kTinyBytes, 0));
   out.open = watch.Seconds();
-  ::malloc_trim(0);
-  out.memory = 1024 * (static_cast<double>(ProcValue("/proc/self/status", "RssAnon:")) -
-                       static_cast<double>(memory));
+  out.memory = static_cast<double>(AllocatedMemory() - memory);
   out.descriptors = OpenDescriptors();
   Buffer buffer(kTinyBytes);
   std::mt19937_64 random(7);
   KVTIER_ASSIGN_OR_RETURN(out.get, MedianSeconds(1024, [&](uint64_t) {
                             const uint64_t block = random() % (files * kBatch);
-                            KVTIER_RETURN_IF_ERROR(arm.Read(block, buffer));
+                            KVTIER_RETURN_IF_ERROR(arm->Read(block, buffer));
                             return VerifyBlock(buffer.data(), kTinyBytes, block);
                           }));
-  arm.Close();
+  arm->Close();
   return out;
 }
 
@@ -931,19 +356,6 @@ struct Report {
   uint64_t files = 0;
   std::vector<OpenCost> open_costs;
 };
-
-std::vector<std::unique_ptr<Arm>> MakeArms() {
-  using Values = PutArm::Values;
-  using Durable = PutArm::Durable;
-  std::vector<std::unique_ptr<Arm>> arms;
-  arms.push_back(std::make_unique<PutArm>("BlobDB, log", Values::kBlob, Durable::kLog));
-  arms.push_back(std::make_unique<PutArm>("BlobDB, flush", Values::kBlob, Durable::kFlush));
-  arms.push_back(std::make_unique<PutArm>("LSM tree", Values::kSst, Durable::kLog));
-  arms.push_back(std::make_unique<IngestArm>());
-  arms.push_back(std::make_unique<FileArm>());
-  arms.push_back(std::make_unique<SegmentArm>());
-  return arms;
-}
 
 // All arms once; adds to the rows of this size, which come in the arms' order.
 absl::Status RunRound(const Load& load, RawFile& raw, std::span<Row> rows) {
@@ -990,9 +402,11 @@ absl::Status RunFileCosts(const std::string& dir, Report& report) {
   for (const uint64_t size : kSizes) {
     Payload payload(size);
     for (const uint64_t records : {uint64_t{1}, kBatch}) {
-      absl::StatusOr<FileCost> cost = MeasureFileCost(dir + "/cost", payload, records);
-      if (!cost.ok()) return Annotate(cost.status(), "files of few records");
-      report.file_costs.push_back(*cost);
+      for (const FileWrites writes : {FileWrites::kDirect, FileWrites::kCached}) {
+        absl::StatusOr<FileCost> cost = MeasureFileCost(dir + "/cost", payload, records, writes);
+        if (!cost.ok()) return Annotate(cost.status(), "files of few records");
+        report.file_costs.push_back(*cost);
+      }
     }
   }
   return absl::OkStatus();
@@ -1089,9 +503,9 @@ void PrintTable(const Report& report) {
       "file's.\n\n");
   for (const FileCost& cost : report.file_costs) {
     absl::PrintF(
-        "file of %2d x %4d KiB: %6.2f ms, raw %6.2f ms (%.2f), %.0f bytes beside the "
+        "%s, file of %2d x %4d KiB: %6.2f ms, raw %6.2f ms (%.2f), %.0f bytes beside the "
         "payload\n",
-        cost.records, cost.block_bytes >> 10, cost.ingest * 1e3, cost.raw * 1e3,
+        cost.arm, cost.records, cost.block_bytes >> 10, cost.ingest * 1e3, cost.raw * 1e3,
         cost.ingest / cost.raw, cost.overhead);
   }
   for (const OpenCost& cost : report.open_costs) {
@@ -1123,10 +537,10 @@ void PrintJson(const Report& report) {
   for (const Row& row : report.rows) rows.push_back(RowJson(row));
   for (const FileCost& cost : report.file_costs) {
     file_costs.push_back(absl::StrFormat(
-        R"({"value_bytes":%d,"records":%d,"ingest_ms":%.6g,"raw_ms":%.6g,"ratio":%.6g,)"
+        R"({"arm":"%s","value_bytes":%d,"records":%d,"ingest_ms":%.6g,"raw_ms":%.6g,"ratio":%.6g,)"
         R"("overhead_bytes":%.0f})",
-        cost.block_bytes, cost.records, cost.ingest * 1e3, cost.raw * 1e3, cost.ingest / cost.raw,
-        cost.overhead));
+        cost.arm, cost.block_bytes, cost.records, cost.ingest * 1e3, cost.raw * 1e3,
+        cost.ingest / cost.raw, cost.overhead));
   }
   for (const OpenCost& cost : report.open_costs) {
     open_costs.push_back(absl::StrFormat(

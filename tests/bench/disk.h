@@ -1,0 +1,78 @@
+// The disk under a measurement: direct I/O, what was written and what is allocated, cold caches.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/clock.h"
+#include "common/status.h"
+
+namespace kvtier {
+
+inline constexpr uint64_t kMiB = uint64_t{1} << 20;
+inline constexpr uint64_t kPage = 4096;
+
+class Stopwatch {
+ public:
+  double Seconds() const { return std::chrono::duration<double>(clock_.Now() - start_).count(); }
+
+ private:
+  SteadyClock clock_;
+  TimePoint start_ = clock_.Now();
+};
+
+// `what` and what errno says.
+absl::Status SystemError(const std::string& what);
+
+// Owns a descriptor. Writes and reads are whole, or an error.
+class File {
+ public:
+  static absl::StatusOr<File> Open(const std::string& path, int flags);
+  File() = default;
+  File(File&& from) noexcept : fd_(std::exchange(from.fd_, -1)) {}
+  File& operator=(File&& from) noexcept {
+    std::swap(fd_, from.fd_);
+    return *this;
+  }
+  ~File();
+  int fd() const { return fd_; }
+
+  absl::Status Write(const void* from, uint64_t bytes, uint64_t offset);
+  absl::Status Read(void* to, uint64_t bytes, uint64_t offset) const;
+  absl::Status Allocate(uint64_t bytes);
+  absl::Status Sync();       // the data
+  absl::Status SyncFully();  // and all that the file system knows of it; also for directories
+
+ private:
+  int fd_ = -1;
+};
+
+// Page-aligned memory, touched once, so that no measurement pays for fresh pages.
+class Buffer {
+ public:
+  explicit Buffer(uint64_t bytes);
+  char* data() { return data_.get(); }
+  uint64_t size() const { return bytes_; }
+
+ private:
+  uint64_t bytes_;
+  std::unique_ptr<char, decltype(&std::free)> data_;
+};
+
+// Bytes that this process caused to be sent to the disk: direct writes as they are issued, others
+// when their page turns dirty. The file system's own journal is not in it.
+uint64_t BytesWritten();
+
+// What `du` says: allocated bytes, each inode once.
+uint64_t DiskBytes(const std::string& dir);
+
+// Nothing of the file system waits to be written after this.
+absl::Status SyncAll(const std::string& dir);
+
+// Empties the page cache of what lies under `dir`; with root's rights also of names and inodes.
+absl::Status DropCaches(const std::string& dir);
+
+}  // namespace kvtier
