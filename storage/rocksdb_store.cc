@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <utility>
 
@@ -120,6 +121,16 @@ absl::Status ReadError(const rocksdb::Status& status) {
   return absl::DataLossError(status.ToString());
 }
 
+// Tables carry no checksums, so a damaged one can make RocksDB ask for more memory than there is.
+template <typename Result, typename Call>
+Result WithoutExceptions(const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& thrown) {
+    return absl::DataLossError(absl::StrCat("a damaged file: ", thrown.what()));
+  }
+}
+
 absl::Status WriteError(const rocksdb::Status& status) {
   if (status.ok()) return absl::OkStatus();
   if (status.IsNoSpace()) return absl::ResourceExhaustedError(status.ToString());
@@ -171,6 +182,7 @@ void SetOpening(rocksdb::Options* options) {
   options->paranoid_checks = false;
   options->skip_stats_update_on_db_open = true;
   options->skip_checking_sst_file_sizes_on_db_open = true;
+  options->max_file_opening_threads = 1;  // the caller's, which can catch an exception
   options->max_open_files = MaxOpenFiles();
 }
 
@@ -235,8 +247,10 @@ absl::Status RocksdbStore::OpenDatabase() {
   if (has_files && !has_current) return absl::DataLossError("the file CURRENT is gone");
 
   rocksdb::DB* db = nullptr;
-  const rocksdb::Status opened = rocksdb::DB::Open(*options_, settings_.directory, &db);
-  if (!opened.ok()) return OpenError(opened);
+  KVTIER_RETURN_IF_ERROR(WithoutExceptions<absl::Status>([&] {
+    const rocksdb::Status opened = rocksdb::DB::Open(*options_, settings_.directory, &db);
+    return opened.ok() ? absl::OkStatus() : OpenError(opened);
+  }));
   db_.reset(db);
 
   // What a killed process was writing. Only now: the lock is ours.
@@ -251,8 +265,10 @@ absl::StatusOr<std::unique_ptr<RocksdbStore>> RocksdbStore::OpenReadOnly(
   std::unique_ptr<RocksdbStore> store(new RocksdbStore({directory, false, nullptr}));
   store->options_->create_if_missing = false;
   rocksdb::DB* db = nullptr;
-  const rocksdb::Status opened = rocksdb::DB::OpenForReadOnly(*store->options_, directory, &db);
-  if (!opened.ok()) return OpenError(opened);
+  KVTIER_RETURN_IF_ERROR(WithoutExceptions<absl::Status>([&] {
+    const rocksdb::Status opened = rocksdb::DB::OpenForReadOnly(*store->options_, directory, &db);
+    return opened.ok() ? absl::OkStatus() : OpenError(opened);
+  }));
   store->db_.reset(db);
   return store;
 }
@@ -321,6 +337,10 @@ absl::Status RocksdbStore::Ingest(const std::string& path) {
 }
 
 absl::StatusOr<std::string> RocksdbStore::ReadList(const StoreFile& file) const {
+  return WithoutExceptions<absl::StatusOr<std::string>>([&] { return FindList(file); });
+}
+
+absl::StatusOr<std::string> RocksdbStore::FindList(const StoreFile& file) const {
   const rocksdb::Range range(SliceOf(file.smallest_key), SliceOf(file.largest_key));
   rocksdb::TablePropertiesCollection tables;
   const rocksdb::Status status =
@@ -334,9 +354,11 @@ absl::StatusOr<std::string> RocksdbStore::ReadList(const StoreFile& file) const 
 }
 
 // By one iterator: both lie in one block, which is read once.
-absl::Status RocksdbStore::GetPair(
-    std::string_view key,
-    const std::function<absl::Status(std::string_view, std::string_view)>& use) const {
+absl::Status RocksdbStore::GetPair(std::string_view key, const UsePair& use) const {
+  return WithoutExceptions<absl::Status>([&] { return SeekPair(key, use); });
+}
+
+absl::Status RocksdbStore::SeekPair(std::string_view key, const UsePair& use) const {
   rocksdb::ReadOptions options;
   options.verify_checksums = false;
   options.fill_cache = false;

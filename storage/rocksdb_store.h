@@ -73,9 +73,8 @@ class RocksdbStore {
   absl::StatusOr<std::string> ReadList(const StoreFile& file) const;
   // What `use` returned for the pair's head and body, which are valid during the call. NOT_FOUND;
   // DATA_LOSS.
-  absl::Status GetPair(
-      std::string_view key,
-      const std::function<absl::Status(std::string_view, std::string_view)>& use) const;
+  using UsePair = std::function<absl::Status(std::string_view head, std::string_view body)>;
+  absl::Status GetPair(std::string_view key, const UsePair& use) const;
 
   struct KeyRange {
     std::string first;
@@ -94,6 +93,8 @@ class RocksdbStore {
   explicit RocksdbStore(const RocksdbStoreOptions& options);
   absl::Status OpenDatabase();
   absl::StatusOr<StoreFile> WriteStaged(const std::string& path, const NewFile& file);
+  absl::StatusOr<std::string> FindList(const StoreFile& file) const;
+  absl::Status SeekPair(std::string_view key, const UsePair& use) const;
   absl::Status Ingest(const std::string& path);
   std::string StagedPath() const;
 
