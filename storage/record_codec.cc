@@ -18,8 +18,8 @@ constexpr uint32_t kListMagic = 0x5354564B;    // "KVTS"
 constexpr uint8_t kCodecRaw = 0;
 constexpr size_t kHeaderChecksumAt = kRecordHeaderBytes - sizeof(uint64_t);
 constexpr size_t kNameBytes = Digest128::kBytes + sizeof(RootFingerprint);
+static_assert(kListNameBytes == kNameBytes);
 constexpr size_t kListHeadBytes = kListOverheadBytes - sizeof(uint64_t);
-constexpr size_t kListRecordBytes = 68;  // without its identity
 
 // The second half of a key: these, or a record's index + 1.
 constexpr uint32_t kBeginNumber = 0;
@@ -216,10 +216,6 @@ std::optional<FileKey> ParseFileKey(std::string_view smallest_key) {
   key.known = true;
   key.tombstone = tombstone;
   return key;
-}
-
-uint64_t ListBytesFor(uint64_t identity_bytes) {
-  return kNameBytes + kListRecordBytes + identity_bytes;
 }
 
 // Model and root are written once for all their records.

@@ -79,8 +79,10 @@ struct SegmentList {
 std::string EncodeSegmentList(uint64_t batch, int64_t created_unix_seconds,
                               std::span<const StoredPart> parts);
 absl::StatusOr<SegmentList> DecodeSegmentList(std::string_view bytes);
-// An upper bound of the list's bytes for each record in it, and for the list itself.
-uint64_t ListBytesFor(uint64_t identity_bytes);
+// A list's bytes: these, and for each of its model-and-root pairs and records these, and
+// identities.
 inline constexpr uint64_t kListOverheadBytes = 40;
+inline constexpr uint64_t kListNameBytes = 48;
+inline constexpr uint64_t kListRecordBytes = 68;
 
 }  // namespace kvtier

@@ -21,17 +21,17 @@ constexpr uint64_t kSegmentsOfCapacity = 64;
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(250);
 constexpr Duration kLastBackoff = std::chrono::seconds(5);
 
-// What RocksDB adds, rounded up: to a record its key, block and index entry; to a file its
-// properties and footer, and the last page that is not full.
-constexpr uint64_t kEntryBytes = 128;
-constexpr uint64_t kFileBytes = 2048 + 4096;
+// What RocksDB adds, rounded up: to a record its keys, block and index entry; to a file its
+// properties, index and footer.
+constexpr uint64_t kEntryBytes = 96;
+constexpr uint64_t kFileBytes = 2048;
 constexpr uint64_t kUsualIdentityBytes = 64;  // 16 tokens
 constexpr size_t kPieceBytes = 128 << 10;
 constexpr int kRecoverThreads = 16;
 constexpr size_t kRecoverAtOnce = 64;  // files whose lists are in memory together
 
 uint64_t SpaceOfPart(uint64_t identity_bytes, uint64_t payload_bytes) {
-  return kRecordHeaderBytes + identity_bytes + payload_bytes + ListBytesFor(identity_bytes) +
+  return kRecordHeaderBytes + identity_bytes + payload_bytes + kListRecordBytes + identity_bytes +
          kEntryBytes;
 }
 
@@ -612,7 +612,14 @@ uint64_t SsdTier::SegmentBytesLocked() const {
 
 uint64_t SsdTier::BytesFor(std::span<const WriteOp> ops) const {
   uint64_t bytes = kFileBytes;
-  for (const WriteOp& op : ops) bytes += SpaceOfPart(op.id.identity.size(), op.from.size());
+  const PartIdentity* last = nullptr;
+  for (const WriteOp& op : ops) {
+    bytes += SpaceOfPart(op.id.identity.size(), op.from.size());
+    const bool same_name =
+        last != nullptr && last->model == op.id.model && last->root == op.id.root;
+    if (!same_name) bytes += kListNameBytes;
+    last = &op.id;
+  }
   return DiskBytes(bytes);
 }
 
