@@ -72,7 +72,7 @@ class RocksdbStore {
   // NOT_FOUND when the file has none; DATA_LOSS when the file cannot be read.
   absl::StatusOr<std::string> ReadList(const StoreFile& file) const;
   // What `use` returned for the pair's head and body, which are valid during the call. NOT_FOUND;
-  // DATA_LOSS.
+  // DATA_LOSS when the file holds other bytes than were written; UNAVAILABLE when it gives none.
   using UsePair = std::function<absl::Status(std::string_view head, std::string_view body)>;
   absl::Status GetPair(std::string_view key, const UsePair& use) const;
 

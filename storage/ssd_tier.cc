@@ -297,7 +297,12 @@ absl::Status SsdTier::MakeReady(uint64_t need, size_t parts) {
     DropForeignFor(need);
   }
   const absl::Status retired = RetireDead();
-  return retired.ok() ? retired : Fail(retired);
+  if (!retired.ok()) return Fail(retired);
+  MutexLock lock(mutex_);
+  if (used_bytes_ + lingering_bytes_ <= capacity_bytes_ + 2 * SegmentBytesLocked()) return retired;
+  return absl::UnavailableError(absl::StrCat("reads that have not ended hold ", lingering_bytes_,
+                                             " bytes of removed files in ", options_.directory,
+                                             "; nothing is written until then"));
 }
 
 absl::Status SsdTier::CheckRoom(uint64_t need, size_t parts) const {
@@ -419,14 +424,17 @@ absl::Status SsdTier::RetireDead() {
   std::vector<RocksdbStore::KeyRange> ranges;
   for (const uint64_t batch : batches) ranges.push_back(RangeOf(batch));
   KVTIER_RETURN_IF_ERROR(store()->DeleteFiles(ranges));
-  WaitForReaders();  // of older versions of the list of files, which hold on to the space
   files_retired_.Add(batches.size());
   MutexLock lock(mutex_);
+  uint64_t& lingering = lingering_[++epoch_];
   for (const uint64_t batch : batches) {
     const auto dead = dead_.find(batch);
     dead_bytes_ -= dead->second;
+    lingering += dead->second;
+    lingering_bytes_ += dead->second;
     dead_.erase(dead);
   }
+  FreeLingering();
   return absl::OkStatus();
 }
 
@@ -442,21 +450,20 @@ void SsdTier::Read(std::span<ReadOp> ops, TimePoint /*deadline*/) {
 }
 
 absl::Status SsdTier::ReadPart(const ReadOp& op) {
-  int epoch = 0;
+  uint64_t epoch = 0;
   KVTIER_ASSIGN_OR_RETURN(const RocksdbStore* const store, EnterRead(op.location, &epoch));
-  bool found = false;
-  const auto use = [&found, &op](std::string_view head, std::string_view body) {
-    found = true;
+  const auto use = [&op](std::string_view head, std::string_view body) {
     return CopyRecord(head, body, op);
   };
   const absl::Status status =
       store->GetPair(RecordKey(BatchOf(op.location), IndexOf(op.location)), use);
   LeaveRead(epoch);
-  if (!status.ok()) (found ? checksum_failures_ : read_errors_).Add();
-  return status;
+  if (status.ok()) return status;
+  (absl::IsDataLoss(status) ? checksum_failures_ : read_errors_).Add();
+  return absl::IsNotFound(status) ? status : absl::DataLossError(status.message());
 }
 
-absl::StatusOr<const RocksdbStore*> SsdTier::EnterRead(Location location, int* epoch) {
+absl::StatusOr<const RocksdbStore*> SsdTier::EnterRead(Location location, uint64_t* epoch) {
   MutexLock lock(mutex_);
   if (state_ == SsdState::kReopening) return why_;
   const auto found = segments_.find(BatchOf(location));
@@ -469,18 +476,20 @@ absl::StatusOr<const RocksdbStore*> SsdTier::EnterRead(Location location, int* e
   return store_.get();
 }
 
-void SsdTier::LeaveRead(int epoch) {
+void SsdTier::LeaveRead(uint64_t epoch) {
   MutexLock lock(mutex_);
-  if (--readers_[epoch] == 0) readers_gone_.NotifyAll();
+  const auto readers = readers_.find(epoch);
+  if (--readers->second > 0) return;
+  readers_.erase(readers);
+  FreeLingering();
 }
 
-// Until all reads that began before now have ended. Later ones count in the other epoch, which the
-// last such wait left empty.
-void SsdTier::WaitForReaders() {
-  MutexLock lock(mutex_);
-  const int before = epoch_;
-  epoch_ = 1 - epoch_;
-  while (readers_[before] > 0) readers_gone_.Wait(mutex_);
+void SsdTier::FreeLingering() {
+  const uint64_t oldest = readers_.empty() ? UINT64_MAX : readers_.begin()->first;
+  while (!lingering_.empty() && lingering_.begin()->first <= oldest) {
+    lingering_bytes_ -= lingering_.begin()->second;
+    lingering_.erase(lingering_.begin());
+  }
 }
 
 // --------------------------------------------------------------------------------------------------
@@ -571,10 +580,10 @@ absl::Status SsdTier::Reopen(const absl::Status& why) {
               absl::UnavailableError(absl::StrCat(
                   "the SSD tier in ", options_.directory, " is being reopened after an error: ",
                   std::string(why.message()), "; it is tried again every few seconds")));
-  WaitForReaders();
   std::unique_ptr<RocksdbStore> old;
   {
     MutexLock lock(mutex_);
+    if (!readers_.empty()) return absl::UnavailableError("reads that began before have not ended");
     old = std::move(store_);
   }
   old.reset();
@@ -592,7 +601,7 @@ absl::Status SsdTier::Reopen(const absl::Status& why) {
 TierUsage SsdTier::usage() const {
   MutexLock lock(mutex_);
   return {capacity_bytes_, used_bytes_,
-          used_bytes_ + foreign_bytes_ + dead_bytes_ + tombstone_bytes_};
+          used_bytes_ + foreign_bytes_ + dead_bytes_ + tombstone_bytes_ + lingering_bytes_};
 }
 
 void SsdTier::SetCapacity(uint64_t bytes) {

@@ -1,7 +1,6 @@
 // The SSD tier: a log of files in a RocksDB directory, one file for each Write.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -120,9 +119,9 @@ class SsdTier final : public LogTier {
 
   // Reading.
   absl::Status ReadPart(const ReadOp& op);
-  absl::StatusOr<const RocksdbStore*> EnterRead(Location location, int* epoch);
-  void LeaveRead(int epoch);
-  void WaitForReaders();
+  absl::StatusOr<const RocksdbStore*> EnterRead(Location location, uint64_t* epoch);
+  void LeaveRead(uint64_t epoch);
+  void FreeLingering() KVTIER_REQUIRES(mutex_);
 
   // The start.
   void RecoverFiles(const RocksdbStore& store, std::span<const StoreFile> files,
@@ -175,10 +174,12 @@ class SsdTier final : public LogTier {
   uint64_t foreign_bytes_ KVTIER_GUARDED_BY(mutex_) = 0;
   uint64_t dead_bytes_ KVTIER_GUARDED_BY(mutex_) = 0;
   uint64_t tombstone_bytes_ KVTIER_GUARDED_BY(mutex_) = 0;
-  // Reads by the epoch in which they began; see WaitForReaders.
-  std::array<uint64_t, 2> readers_ KVTIER_GUARDED_BY(mutex_){};
-  int epoch_ KVTIER_GUARDED_BY(mutex_) = 0;
-  CondVar readers_gone_;
+  // A removed file keeps its space until the reads that began before have ended, as RocksDB keeps
+  // what they might see. So each removal begins an epoch, and reads are counted by theirs.
+  uint64_t epoch_ KVTIER_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, uint64_t> readers_ KVTIER_GUARDED_BY(mutex_);    // epoch to reads
+  std::map<uint64_t, uint64_t> lingering_ KVTIER_GUARDED_BY(mutex_);  // epoch to bytes
+  uint64_t lingering_bytes_ KVTIER_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace kvtier
