@@ -153,7 +153,7 @@ absl::Status BenchMiss(BenchReport* report) {
   ManualExecutor executor;
   TierManager manager({}, nullptr,
                       std::make_unique<MemoryTier>(TierKind::kRam, memory.get(), uint64_t{1} << 20),
-                      nullptr, &executor, &clock);
+                      nullptr, {&executor, &executor, &executor}, &clock);
   const ModelSpec spec = SmallModel();
   KVTIER_RETURN_IF_ERROR(manager.AddModel(spec));
   const std::string root = CanonicalRoot(SpecId(spec), {}, PromptKind::kTokens, kBlockBytes);

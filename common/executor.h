@@ -16,6 +16,9 @@ class Executor {
  public:
   virtual ~Executor() = default;
   virtual void Run(std::function<void()> task) = 0;
+  // For who is about to wait for a task: an executor without threads of its own runs the oldest on
+  // the caller's, and says true.
+  virtual bool RunOne() { return false; }
 };
 
 // A fixed set of threads over one queue. The destructor finishes what was queued.
@@ -43,7 +46,7 @@ class ThreadPool final : public Executor {
 class ManualExecutor final : public Executor {
  public:
   void Run(std::function<void()> task) override;
-  bool RunOne();  // false when nothing was queued
+  bool RunOne() override;  // false when nothing was queued
   void RunAll();
 
  private:

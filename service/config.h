@@ -28,6 +28,8 @@ struct Config {
   uint64_t gpu_bytes = 0;
   uint64_t ram_bytes = uint64_t{1} << 30;
   uint64_t ssd_bytes = 0;
+  uint64_t ssd_write_limit = 0;  // bytes per second; 0: none
+  uint64_t ssd_read_threads = 8;
 
   uint64_t max_tokens = 1048576;
   uint64_t max_engine_hashes = 65536;

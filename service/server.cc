@@ -2,6 +2,7 @@
 
 #include <array>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_join.h"
@@ -14,6 +15,7 @@
 #include "service/host_memory_info.h"
 #include "service/kv_cache_service.h"
 #include "service/metrics_http.h"
+#include "storage/ssd_tier.h"
 
 namespace kvtier {
 namespace {
@@ -23,6 +25,7 @@ constexpr std::chrono::milliseconds kShutdownGrace(250);
 constexpr uint64_t kProgressSteps = 10;
 constexpr uint64_t kProgressFrom = uint64_t{4} << 30;  // smaller pools are there at once
 constexpr int kGpuOrdinal = 0;
+constexpr uint64_t kMinSsdBytes = uint64_t{16} << 20;  // a few of its smallest segments
 constexpr char kDataService[] = "kvtier.v1.KvCache";
 
 size_t Index(TierKind tier) { return static_cast<size_t>(tier); }
@@ -31,10 +34,10 @@ Duration Milliseconds(uint64_t value) { return std::chrono::milliseconds(value);
 
 // What of a valid configuration this build and this host cannot serve.
 absl::Status CheckServable(const Config& config) {
-  if (config.ssd_bytes > 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ssd-bytes: ", FormatBytes(config.ssd_bytes),
-                     " is not allowed, must be 0: this build has no SSD tier"));
+  if (config.ssd_bytes > 0 && config.ssd_bytes < kMinSsdBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("ssd-bytes: ", FormatBytes(config.ssd_bytes),
+                                                   " is not allowed, must be 0 or at least ",
+                                                   FormatBytes(kMinSsdBytes)));
   }
   KVTIER_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemory());
   return CheckHostMemory("ram-bytes", config.ram_bytes, 0, available);
@@ -46,6 +49,7 @@ struct Tiers {
   std::unique_ptr<DeviceMemory> gpu_device;
   std::unique_ptr<MemoryTier> ram;
   std::unique_ptr<MemoryTier> gpu;
+  std::unique_ptr<SsdTier> ssd;
   std::array<std::string, kTiers> notes;
 };
 
@@ -65,8 +69,25 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> TakeTier(const char* field, TierKind
   return tier;
 }
 
-absl::StatusOr<Tiers> TakeTiers(const Config& config) {
+absl::StatusOr<std::unique_ptr<SsdTier>> OpenSsd(const Config& config, const std::string& directory,
+                                                 const Clock* clock) {
+  if (config.ssd_bytes == 0) return nullptr;
+  SsdTierOptions options;
+  options.directory = directory;
+  options.capacity_bytes = config.ssd_bytes;
+  options.clock = clock;
+  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<SsdTier> tier, SsdTier::Open(std::move(options)));
+  Log(LogLevel::kInfo, "tier on",
+      {{"tier", TierName(TierKind::kSsd)},
+       {"capacity", FormatBytes(config.ssd_bytes)},
+       {"in", directory}});
+  return tier;
+}
+
+absl::StatusOr<Tiers> TakeTiers(const Config& config, const std::string& ssd_directory,
+                                const Clock* clock) {
   Tiers tiers;
+  KVTIER_ASSIGN_OR_RETURN(tiers.ssd, OpenSsd(config, ssd_directory, clock));
   tiers.host = MakeHostMemory();
   KVTIER_ASSIGN_OR_RETURN(
       tiers.ram, TakeTier("ram-bytes", TierKind::kRam, tiers.host.get(), config.ram_bytes));
@@ -137,14 +158,17 @@ void ShutDown(GrpcServer* server) {
 class Daemon final : public Server {
  public:
   Daemon(const Config& config, std::vector<EffectiveSetting> settings,
-         std::unique_ptr<DataDirectory> directory, std::unique_ptr<ModelStore> models, Tiers tiers);
+         std::unique_ptr<const SteadyClock> clock, std::unique_ptr<DataDirectory> directory,
+         std::unique_ptr<ModelStore> models, Tiers tiers);
   ~Daemon() override { Stop(); }
 
-  absl::Status RestoreModels();
+  // What the data directory holds: models, and blocks on SSD.
+  absl::Status Restore();
   absl::Status Listen();
 
   void Drain() override;
   void Stop() override;
+  void WriteDown(TimePoint deadline);
   const std::vector<std::string>& listen() const override { return data_.addresses; }
   const std::string& admin_listen() const override { return admin_.addresses.front(); }
   const std::string& metrics_listen() const override { return metrics_listen_; }
@@ -154,23 +178,26 @@ class Daemon final : public Server {
   AdminContext MakeAdminContext(std::vector<EffectiveSetting> settings);
   MetricsSnapshot Snapshot() const;
   double UptimeSeconds() const {
-    return std::chrono::duration<double>(clock_.Now() - started_).count();
+    return std::chrono::duration<double>(clock_->Now() - started_).count();
   }
 
   // Built in this order and torn down in reverse.
   const Config config_;
-  const SteadyClock clock_;
-  const TimePoint started_ = clock_.Now();
+  const std::unique_ptr<const SteadyClock> clock_;
+  const TimePoint started_;
   const std::unique_ptr<DataDirectory> directory_;
   const std::unique_ptr<ModelStore> models_;
-  ThreadPool executor_;
   Tiers tiers_;
+  const SsdTier* const ssd_;  // the manager's; null when off
+  ThreadPool executor_;
+  ThreadPool ssd_reader_;
+  ThreadPool ssd_writer_;
   TierManager manager_;
   CallRegistry registry_;
   RpcStatsTable rpc_stats_;
   const std::unique_ptr<grpc::Service> data_service_;
   AdminService admin_service_;
-  Ticker ticker_;
+  std::optional<Ticker> ticker_;
   GrpcServer data_;
   GrpcServer admin_;
   std::unique_ptr<MetricsHttp> metrics_;
@@ -178,20 +205,27 @@ class Daemon final : public Server {
 };
 
 Daemon::Daemon(const Config& config, std::vector<EffectiveSetting> settings,
-               std::unique_ptr<DataDirectory> directory, std::unique_ptr<ModelStore> models,
-               Tiers tiers)
+               std::unique_ptr<const SteadyClock> clock, std::unique_ptr<DataDirectory> directory,
+               std::unique_ptr<ModelStore> models, Tiers tiers)
     : config_(config),
+      clock_(std::move(clock)),
+      started_(clock_->Now()),
       directory_(std::move(directory)),
       models_(std::move(models)),
-      executor_(static_cast<int>(config.executor_threads)),
       tiers_(std::move(tiers)),
-      manager_(ManagerOptions{static_cast<uint32_t>(config.max_leases_per_client)},
-               std::move(tiers_.gpu), std::move(tiers_.ram), nullptr, &executor_, &clock_),
-      registry_(static_cast<uint32_t>(config.max_streams_per_client), &clock_),
+      ssd_(tiers_.ssd.get()),
+      executor_(static_cast<int>(config.executor_threads)),
+      ssd_reader_(ssd_ == nullptr ? 0 : static_cast<int>(config.ssd_read_threads)),
+      ssd_writer_(ssd_ == nullptr ? 0 : 1),
+      manager_(ManagerOptions{static_cast<uint32_t>(config.max_leases_per_client),
+                              config.ssd_write_limit},
+               std::move(tiers_.gpu), std::move(tiers_.ram), std::move(tiers_.ssd),
+               ManagerExecutors{&executor_, &ssd_reader_, &ssd_writer_}, clock_.get()),
+      registry_(static_cast<uint32_t>(config.max_streams_per_client), clock_.get()),
       data_service_(MakeKvCacheService(DataServiceOptions(config, models_.get()), &manager_,
-                                       &registry_, &executor_, &clock_, &rpc_stats_)),
+                                       &registry_, &executor_, clock_.get(), &rpc_stats_)),
       admin_service_(MakeAdminContext(std::move(settings))),
-      ticker_(kTick, [this] {
+      ticker_(std::in_place, kTick, [this] {
         manager_.Tick();
         registry_.Sweep();
       }) {}
@@ -210,7 +244,7 @@ AdminContext Daemon::MakeAdminContext(std::vector<EffectiveSetting> settings) {
   return context;
 }
 
-absl::Status Daemon::RestoreModels() {
+absl::Status Daemon::Restore() {
   for (const ModelSpec& spec : models_->Models()) {
     const absl::Status valid = ValidateSpec(spec, SpecLimits{config_.max_part_bytes});
     if (!valid.ok()) {
@@ -220,8 +254,12 @@ absl::Status Daemon::RestoreModels() {
     }
     KVTIER_RETURN_IF_ERROR(manager_.AddModel(spec));
   }
+  manager_.Restore();
   const ManagerStats stats = manager_.stats();
   for (const ModelInfo& info : manager_.ListModels()) LogModel(info, stats);
+  if (ssd_ != nullptr) {
+    Log(LogLevel::kInfo, "blocks found on SSD", {{"blocks", stats.ssd_restored_blocks}});
+  }
   return absl::OkStatus();
 }
 
@@ -245,7 +283,9 @@ void Daemon::Drain() {
 }
 
 void Daemon::Stop() {
-  if (data_.server != nullptr) {
+  const TimePoint deadline = clock_->Now() + Milliseconds(config_.drain_ms);
+  const bool served = data_.server != nullptr;
+  if (served) {
     Drain();
     const bool finished = registry_.WaitIdle(Milliseconds(config_.drain_ms));
     if (!finished) {
@@ -258,7 +298,24 @@ void Daemon::Stop() {
   ShutDown(&admin_);
   ShutDown(&data_);
   metrics_.reset();
+  ticker_.reset();
+  // Each waits for those after it.
   executor_.WaitIdle();
+  ssd_reader_.WaitIdle();
+  ssd_writer_.WaitIdle();
+  if (served) WriteDown(deadline);
+}
+
+// What RAM has and the SSD lacks, so that it is there after a restart.
+void Daemon::WriteDown(TimePoint deadline) {
+  if (ssd_ == nullptr) return;
+  const uint64_t left = manager_.WriteDownAll(deadline);
+  if (left == 0) {
+    Log(LogLevel::kInfo, "all of RAM is on SSD");
+  } else {
+    Log(LogLevel::kWarning, "not all of RAM is on SSD: raise drain-ms",
+        {{"blocks_left", left}, {"drain_ms", config_.drain_ms}});
+  }
 }
 
 MetricsSnapshot Daemon::Snapshot() const {
@@ -304,10 +361,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config,
                           DataDirectory::Open(config.data_dir));
   KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<ModelStore> models,
                           ModelStore::Open(directory->PathOf("models")));
-  KVTIER_ASSIGN_OR_RETURN(Tiers tiers, TakeTiers(config));
-  auto daemon = std::make_unique<Daemon>(config, std::move(settings), std::move(directory),
-                                         std::move(models), std::move(tiers));
-  KVTIER_RETURN_IF_ERROR(daemon->RestoreModels());
+  auto clock = std::make_unique<const SteadyClock>();
+  KVTIER_ASSIGN_OR_RETURN(Tiers tiers, TakeTiers(config, directory->PathOf("ssd"), clock.get()));
+  auto daemon = std::make_unique<Daemon>(config, std::move(settings), std::move(clock),
+                                         std::move(directory), std::move(models), std::move(tiers));
+  KVTIER_RETURN_IF_ERROR(daemon->Restore());
   KVTIER_RETURN_IF_ERROR(daemon->Listen());
   return std::unique_ptr<Server>(std::move(daemon));
 }

@@ -110,7 +110,7 @@ EntryId BlockIndex::Insert(const BlockIdentity& block, SpaceId space, uint32_t m
 void BlockIndex::Remove(EntryId id) {
   Entry& e = entry(id);
   KVTIER_CHECK(e.part_count > 0 && e.parts_present == 0 && !e.in_use());
-  for (TierKind tier : kAllTiers) KVTIER_CHECK(!e.listed[static_cast<int>(tier)]);
+  for (TierKind tier : kMemoryTiers) KVTIER_CHECK(!e.listed[static_cast<int>(tier)]);
   if (!e.detached) ids_.erase(e.key);
   identity_bytes_ -= e.identity_bytes;
   delete[] e.identity;
@@ -127,7 +127,7 @@ void BlockIndex::Remove(EntryId id) {
 void BlockIndex::Detach(EntryId id) {
   Entry& e = entry(id);
   KVTIER_CHECK(!e.detached);
-  for (TierKind tier : kAllTiers) Unlist(id, tier);
+  for (TierKind tier : kMemoryTiers) Unlist(id, tier);
   ids_.erase(e.key);
   e.detached = true;
 }
@@ -226,7 +226,8 @@ uint64_t BlockIndex::memory_bytes() const {
 
 void BlockIndex::CheckInvariants() const {
   uint64_t live_entries = 0, mapped = 0, complete = 0;
-  std::array<uint64_t, kTiers> complete_in{}, listed{};
+  std::array<uint64_t, kTiers> complete_in{};
+  std::array<uint64_t, kOrders> listed{};
   for (EntryId id = 0; id < next_fresh_; ++id) {
     const Entry& e = entry(id);
     if (e.part_count == 0) continue;
@@ -244,13 +245,14 @@ void BlockIndex::CheckInvariants() const {
     for (TierKind tier : kAllTiers) {
       const int t = static_cast<int>(tier);
       complete_in[t] += CompleteIn(id, tier);
+      if (tier == TierKind::kSsd) continue;
       listed[t] += e.listed[t];
       if (e.listed[t]) KVTIER_CHECK(e.pins == 0 && !e.detached && AnyIn(id, tier));
     }
   }
   KVTIER_CHECK(live_entries == size_ && mapped == ids_.size() && complete == complete_);
   KVTIER_CHECK(complete_in == complete_in_);
-  for (TierKind tier : kAllTiers) {
+  for (TierKind tier : kMemoryTiers) {
     const int t = static_cast<int>(tier);
     uint64_t walked = 0;
     EntryId older = kNoEntry;

@@ -22,6 +22,9 @@ namespace kvtier {
 using EntryId = uint32_t;
 inline constexpr EntryId kNoEntry = UINT32_MAX;
 inline constexpr Location kNoLocation = UINT64_MAX;
+// The memory tiers, GPU and RAM, have an eviction order each; on SSD segments leave as they came.
+inline constexpr int kOrders = 2;
+inline constexpr TierKind kMemoryTiers[kOrders] = {TierKind::kGpu, TierKind::kRam};
 // A namespace of one model. Ids are never used twice, so a reset namespace's blocks can match no
 // more.
 using SpaceId = uint32_t;
@@ -48,14 +51,17 @@ struct alignas(64) Entry {
   bool moving : 1 = false;
   // A promotion into RAM is under way; who wants the block there waits for it.
   bool filling : 1 = false;
+  bool writing : 1 = false;   // in the batch that is being written to SSD
   bool hit : 1 = false;       // Lookup has found it
+  bool ssd_hit : 1 = false;   // used since it was written to SSD
   bool detached : 1 = false;  // reset while in use: not in the map, gone when its last user is
-  std::array<bool, kTiers> listed = {};
+  uint8_t carried = 0;        // PartIdentity::carried
+  std::array<bool, kOrders> listed = {};
   // The child that was inserted last: a guess that saves a walk the hash map. May be another block
   // by now; who follows it compares.
   EntryId child = kNoEntry;
-  std::array<uint32_t, kTiers> older = {kNoEntry, kNoEntry, kNoEntry};
-  std::array<uint32_t, kTiers> newer = {kNoEntry, kNoEntry, kNoEntry};
+  std::array<uint32_t, kOrders> older = {kNoEntry, kNoEntry};
+  std::array<uint32_t, kOrders> newer = {kNoEntry, kNoEntry};
   union {
     PartState one;    // part_count == 1
     PartState* many;  // otherwise
@@ -63,7 +69,7 @@ struct alignas(64) Entry {
   Entry() : one() {}
   ~Entry() {}
   bool complete() const { return parts_present == part_count; }
-  bool in_use() const { return pins > 0 || moving || filling; }
+  bool in_use() const { return pins > 0 || moving || filling || writing; }
 };
 
 // Not thread-safe.
@@ -102,14 +108,18 @@ class BlockIndex {
   bool CompleteIn(EntryId id, TierKind tier) const;
   bool AnyIn(EntryId id, TierKind tier) const;
 
-  // The order of one tier: oldest leaves first. A block is in it when listed.
+  // The order of one memory tier: oldest leaves first. A block is in it when listed.
   void PushNewest(EntryId id, TierKind tier);
   // Next to `newer`, on its older side. REQUIRES: `newer` is listed.
   void PushOlderThan(EntryId newer, EntryId id, TierKind tier);
   void Unlist(EntryId id, TierKind tier);
   EntryId oldest(TierKind tier) const { return oldest_[static_cast<int>(tier)]; }
+  EntryId newest(TierKind tier) const { return newest_[static_cast<int>(tier)]; }
   EntryId NextNewer(EntryId id, TierKind tier) const {
     return entry(id).newer[static_cast<int>(tier)];
+  }
+  EntryId NextOlder(EntryId id, TierKind tier) const {
+    return entry(id).older[static_cast<int>(tier)];
   }
 
   uint64_t size() const { return size_; }      // entries, detached ones included
@@ -145,8 +155,8 @@ class BlockIndex {
   std::array<uint64_t, kTiers> complete_in_{};
   uint64_t identity_bytes_ = 0;
   uint64_t part_array_bytes_ = 0;
-  std::array<EntryId, kTiers> oldest_;
-  std::array<EntryId, kTiers> newest_;
+  std::array<EntryId, kOrders> oldest_;
+  std::array<EntryId, kOrders> newest_;
 };
 
 }  // namespace kvtier

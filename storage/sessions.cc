@@ -1,8 +1,26 @@
 #include "storage/sessions.h"
 
+#include <algorithm>
+
 #include "common/check.h"
 
 namespace kvtier {
+namespace {
+
+// How far a Fetch reads ahead of what it sends: enough to keep an SSD busy.
+constexpr uint64_t kAheadBytes = uint64_t{16} << 20;
+constexpr uint64_t kAheadParts = 16;
+
+}  // namespace
+
+// A read on its way, on one of the reader's threads.
+struct FetchSession::AheadRead {
+  uint32_t block = 0;
+  Mutex mutex;
+  CondVar changed;
+  bool done KVTIER_GUARDED_BY(mutex) = false;
+  absl::StatusOr<PartView> view KVTIER_GUARDED_BY(mutex) = absl::UnknownError("not read");
+};
 
 bool FetchSession::WouldBlock(uint32_t block) const {
   if (block >= pins_->blocks().size()) return false;
@@ -14,19 +32,74 @@ bool FetchSession::WouldBlock(uint32_t block) const {
 
 absl::StatusOr<PartView> FetchSession::Next(uint32_t block, TimePoint deadline) {
   KVTIER_CHECK(block >= first_ && block < last_);
-  if (block < pins_->blocks().size()) {
-    return manager_->ReadPart(pins_->blocks()[block], part_, pins_, deadline);
-  }
+  absl::StatusOr<PartView> view = Read(block, deadline);
   MutexLock lock(manager_->mutex_);
-  ++manager_->counts_.fetch_missed_blocks;
-  return absl::NotFoundError("miss");
+  manager_->counts_.fetched_blocks += view.ok();
+  manager_->counts_.fetch_missed_blocks += absl::IsNotFound(view.status());
+  return view;
+}
+
+absl::StatusOr<PartView> FetchSession::Read(uint32_t block, TimePoint deadline) {
+  if (block >= pins_->blocks().size()) return absl::NotFoundError("miss");
+  ReadAhead(block, deadline);
+  while (!reads_.empty() && reads_.front()->block < block) reads_.pop_front();
+  absl::StatusOr<PartView> view = absl::ResourceExhaustedError("not read ahead");
+  if (!reads_.empty() && reads_.front()->block == block) {
+    view = WaitFor(reads_.front().get(), deadline);
+    reads_.pop_front();
+  }
+  if (absl::IsResourceExhausted(view.status())) {
+    view = manager_->ReadPart(pins_->blocks()[block], part_, pins_,
+                              TierManager::WithoutRoom::kBuffer, deadline);
+  }
+  // The tier is busy getting well: what it holds is a miss meanwhile.
+  if (absl::IsUnavailable(view.status())) return absl::NotFoundError("miss");
+  if (absl::IsResourceExhausted(view.status())) {
+    return absl::DeadlineExceededError("no memory to read this block into came free in time");
+  }
+  return view;
+}
+
+// Starts reading `block` and those after it, as far as RAM does not have them.
+void FetchSession::ReadAhead(uint32_t block, TimePoint deadline) {
+  const uint64_t bytes = manager_->PartBytesOf(pins_->blocks()[block], part_);
+  const uint64_t parts = std::clamp<uint64_t>(kAheadBytes / bytes, 1, kAheadParts);
+  const uint64_t end = std::min({block + parts, uint64_t{last_}, uint64_t{pins_->blocks().size()}});
+  for (ahead_ = std::max(ahead_, block); ahead_ < end; ++ahead_) {
+    if (!WouldBlock(ahead_)) continue;
+    auto read = std::make_shared<AheadRead>();
+    read->block = ahead_;
+    reads_.push_back(read);
+    manager_->executors_.ssd_reader->Run(
+        [read, manager = manager_, pins = pins_, part = part_, deadline] {
+          absl::StatusOr<PartView> view = manager->ReadPart(
+              pins->blocks()[read->block], part, pins, TierManager::WithoutRoom::kGiveUp, deadline);
+          MutexLock lock(read->mutex);
+          read->view = std::move(view);
+          read->done = true;
+          read->changed.NotifyAll();
+        });
+  }
+}
+
+absl::StatusOr<PartView> FetchSession::WaitFor(AheadRead* read, TimePoint deadline) {
+  while (manager_->executors_.ssd_reader->RunOne()) {
+  }
+  MutexLock lock(read->mutex);
+  while (!read->done) {
+    const Duration left = deadline - manager_->clock_->Now();
+    if (left <= Duration::zero() || !read->changed.WaitFor(read->mutex, left)) {
+      return absl::DeadlineExceededError("the SSD tier did not answer in time");
+    }
+  }
+  return std::move(read->view);
 }
 
 StoreSession::~StoreSession() {
   TierManager::Erasures erasures;
   {
     MutexLock lock(manager_->mutex_);
-    manager_->UnpinLocked(path_, &erasures);
+    manager_->UnpinLocked(held(), &erasures);
     manager_->DropSpaceRefLocked(space_);
   }
   manager_->Erase(erasures);
@@ -45,8 +118,30 @@ bool StoreSession::Reserve(uint32_t index, TimePoint deadline) {
     return false;
   }
   block.slot = manager_->AllocateInRam(part_bytes_, deadline);
+  if (!block.slot && Spill(index, deadline)) {
+    block.slot = manager_->AllocateInRam(part_bytes_, deadline);
+  }
   if (!block.slot) Reject(index, RejectReason::kNoSpace);
   return static_cast<bool>(block.slot);
+}
+
+// A call that is longer than RAM goes on on SSD: its blocks before this one are written, and may
+// then leave RAM like any other. False when there are none, or they cannot be written.
+bool StoreSession::Spill(uint32_t index, TimePoint deadline) {
+  // The last is kept: the next is its child.
+  const uint32_t end = std::min<uint32_t>(index, static_cast<uint32_t>(path_.size()) - 1);
+  if (manager_->ssd_ == nullptr || path_.empty() || end <= held_from_) return false;
+  if (!manager_->MakeDurable(held(), deadline).ok()) return false;
+  manager_->Unpin(held().first(end - held_from_));
+  held_from_ = end;
+  return true;
+}
+
+absl::Status StoreSession::MakeDurable(TimePoint deadline) {
+  if (manager_->ssd_ == nullptr) {
+    return absl::FailedPreconditionError("DURABLE needs the SSD tier: it is off");
+  }
+  return manager_->MakeDurable(held(), deadline);
 }
 
 void StoreSession::Commit(uint32_t index, uint64_t checksum) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,16 +25,25 @@ class FetchSession {
   uint32_t last() const { return last_; }
   // True when Next(block) would wait for another tier than RAM: call it where blocking is allowed.
   bool WouldBlock(uint32_t block) const;
-  // The part's bytes. NOT_FOUND is a miss; DEADLINE_EXCEEDED when another caller's fill took too
-  // long. REQUIRES: first <= block < last.
+  // The part's bytes; blocks after it are read ahead. NOT_FOUND is a miss; DEADLINE_EXCEEDED when a
+  // slower tier took too long. REQUIRES: first <= block < last, ascending from call to call.
   absl::StatusOr<PartView> Next(uint32_t block, TimePoint deadline);
 
  private:
+  friend class TierManager;
+  struct AheadRead;
+
+  absl::StatusOr<PartView> Read(uint32_t block, TimePoint deadline);
+  void ReadAhead(uint32_t block, TimePoint deadline);
+  absl::StatusOr<PartView> WaitFor(AheadRead* read, TimePoint deadline);
+
   TierManager* const manager_;
   const std::shared_ptr<const PinSet> pins_;
   const uint32_t first_;
   const uint32_t last_;
   const uint16_t part_;
+  uint32_t ahead_ = 0;                            // every block before it was looked at
+  std::deque<std::shared_ptr<AheadRead>> reads_;  // ascending; shared with the reader's tasks
 };
 
 // One part of blocks [first, first + count). Block indices count from the prompt's first block;
@@ -74,7 +84,7 @@ class StoreSession {
   StoreOutcome outcome(uint32_t block) const { return blocks_[block - first_].outcome; }
   RejectReason reason(uint32_t block) const { return blocks_[block - first_].reason; }
 
-  // True when Reserve may have to write to a slower tier: call it where blocking is allowed.
+  // True when Reserve may have to wait for a slower tier: call it where blocking is allowed.
   bool WouldBlock() const;
   // Takes a slot for a pending block; true when it has one already. False: it was rejected.
   bool Reserve(uint32_t block, TimePoint deadline);
@@ -84,6 +94,10 @@ class StoreSession {
   void Commit(uint32_t block, uint64_t checksum);
   // REQUIRES: the block is pending.
   void Reject(uint32_t block, RejectReason reason);
+  // Returns when what this call has named and stored is on SSD, synced, with all blocks before it.
+  // FAILED_PRECONDITION without an SSD tier; DEADLINE_EXCEEDED; or why it cannot be written.
+  // Blocks.
+  absl::Status MakeDurable(TimePoint deadline);
   // The sender's checksum of a block that was already present: true, and counted, when it differs
   // from what is stored.
   bool NotePresent(uint32_t block, uint64_t checksum);
@@ -91,6 +105,8 @@ class StoreSession {
  private:
   RejectReason CommitLocked(Block* block, uint32_t depth, uint64_t checksum,
                             TierManager::Erasures* erasures) KVTIER_REQUIRES(manager_->mutex_);
+  bool Spill(uint32_t block, TimePoint deadline);
+  std::span<const EntryId> held() const { return std::span(path_).subspan(held_from_); }
 
   TierManager* const manager_;
   const SpaceId space_;
@@ -98,7 +114,10 @@ class StoreSession {
   const uint16_t part_;
   const uint64_t part_bytes_;
   const uint32_t first_;
-  std::vector<EntryId> path_;  // pinned, from the prompt's first block, as far as it is unbroken
+  // From the prompt's first block, as far as it is unbroken. Pinned from held_from_ on: those
+  // before it were spilled to SSD, and may not even be there any more.
+  std::vector<EntryId> path_;
+  uint32_t held_from_ = 0;
   std::vector<Block> blocks_;
 };
 

@@ -102,8 +102,9 @@ class LogTier : public Tier {
 
   // Most bytes of one segment, as BytesFor counts them; a single part may be larger.
   virtual uint64_t segment_bytes() const = 0;
-  // What a segment of these parts takes of the capacity. While it is being written the tier may be
-  // above its capacity by that much, so that what it replaces is erased after it is safe.
+  // What a segment of these parts takes of the capacity, at most. The caller erases as much; but
+  // only once the new segment is safe. So Write refuses only when more than one segment above the
+  // capacity is used already.
   virtual uint64_t BytesFor(std::span<const WriteOp> ops) const = 0;
 
   // Of what was written up to now, parts of this model (and root) do not come back after a restart.

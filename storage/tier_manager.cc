@@ -36,25 +36,27 @@ uint64_t RandomSeed() {
 PinSet::~PinSet() { manager_->Unpin(blocks_); }
 
 TierManager::TierManager(ManagerOptions options, std::unique_ptr<MemoryTier> gpu,
-                         std::unique_ptr<MemoryTier> ram, std::unique_ptr<Tier> ssd,
-                         Executor* executor, const Clock* clock)
+                         std::unique_ptr<MemoryTier> ram, std::unique_ptr<LogTier> ssd,
+                         ManagerExecutors executors, const Clock* clock)
     : options_(options),
       gpu_(std::move(gpu)),
       ram_(std::move(ram)),
       ssd_(std::move(ssd)),
       tiers_{gpu_.get(), ram_.get(), ssd_.get()},
-      executor_(executor),
+      executors_(executors),
       clock_(clock),
-      lease_seed_(RandomSeed()) {
+      lease_seed_(RandomSeed()),
+      write_tokens_(options.ssd_write_limit, clock->Now()) {
   KVTIER_CHECK(ram_ != nullptr);
 }
 
 TierManager::~TierManager() {
+  EndAllLeases();
   std::vector<std::shared_ptr<const PinSet>> ended;
   {
     MutexLock lock(mutex_);
-    for (auto& [id, lease] : leases_) ended.push_back(std::move(lease.pins));
-    leases_.clear();
+    for (auto& request : write_requests_) ended.push_back(std::move(request->pins));
+    write_requests_.clear();
   }
   ended.clear();
   Erasures erasures;
@@ -63,7 +65,7 @@ TierManager::~TierManager() {
     for (EntryId id = 0; id < index_.end(); ++id) {
       if (!index_.live(id)) continue;
       KVTIER_CHECK(!index_.entry(id).in_use());  // a session, pin or view outlived the manager
-      for (TierKind kind : {TierKind::kGpu, TierKind::kRam}) {
+      for (TierKind kind : kMemoryTiers) {
         if (tier(kind) == nullptr) continue;
         for (const PartState& part : index_.parts(id)) {
           const Location at = part.at[static_cast<int>(kind)];
@@ -90,6 +92,7 @@ absl::Status TierManager::AddModel(const ModelSpec& spec) {
   model->id = id;
   model->spec = spec;
   model->part_bytes = PartBytes(spec);
+  for (uint64_t bytes : model->part_bytes) model->block_bytes += bytes;
   model->number = static_cast<uint32_t>(models_.size());
   model->groups = GroupCount(spec);
   model->ranks = PartCount(spec) / model->groups;
@@ -136,25 +139,46 @@ std::vector<ModelInfo> TierManager::ListModels() const {
 
 // --- Namespaces
 
-std::optional<SpaceId> TierManager::FindSpaceLocked(const std::string& canonical) const {
+std::optional<SpaceId> TierManager::FindSpaceLocked(const std::string& canonical) {
   const auto it = space_ids_.find(canonical);
-  if (it == space_ids_.end()) return std::nullopt;
-  return it->second;
+  if (it != space_ids_.end()) return it->second;
+  if (restored_spaces_.empty()) return std::nullopt;
+  const auto restored = restored_spaces_.find(FingerprintOf(canonical));
+  if (restored == restored_spaces_.end()) return std::nullopt;
+  const SpaceId id = restored->second;
+  restored_spaces_.erase(restored);
+  spaces_.at(id).canonical = canonical;
+  space_ids_[canonical] = id;
+  return id;
 }
 
 SpaceId TierManager::TakeSpaceLocked(uint32_t model, const std::string& canonical) {
-  const auto [it, added] = space_ids_.try_emplace(canonical, next_space_);
-  if (added) spaces_[next_space_++] = Space{model, canonical, 0, false};
-  ++spaces_[it->second].refs;
-  return it->second;
+  SpaceId id = next_space_;
+  if (const std::optional<SpaceId> known = FindSpaceLocked(canonical)) {
+    id = *known;
+  } else {
+    ++next_space_;
+    space_ids_[canonical] = id;
+    spaces_[id] = Space{model, canonical, FingerprintOf(canonical), 0, false};
+  }
+  ++spaces_.at(id).refs;
+  return id;
 }
 
 void TierManager::DropSpaceRefLocked(SpaceId id) {
   const auto it = spaces_.find(id);
   KVTIER_CHECK(it != spaces_.end() && it->second.refs > 0);
   if (--it->second.refs > 0) return;
-  if (!it->second.reset) space_ids_.erase(it->second.canonical);
+  if (!it->second.reset) HideSpaceLocked(it->second);
   spaces_.erase(it);
+}
+
+void TierManager::HideSpaceLocked(const Space& space) {
+  if (space.canonical.empty()) {
+    restored_spaces_.erase(space.fingerprint);
+  } else {
+    space_ids_.erase(space.canonical);
+  }
 }
 
 // --- Lookup
@@ -186,7 +210,8 @@ bool TierManager::TakeHitLocked(EntryId block, LookupResult* result) {
   Entry& entry = index_.entry(block);
   if (entry.complete() && result->blocks == entry.depth) {
     const TierKind best = BestTierLocked(block);
-    if (!entry.hit) entry.hit = true;  // a line that is not written stays in every core's cache
+    // A line that is not written stays in every core's cache.
+    if (!entry.hit) entry.hit = true;
     ++result->blocks;
     if (result->runs.empty() || result->runs.back().first != best) {
       result->runs.emplace_back(best, 0);
@@ -246,6 +271,7 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
       } else {
         TouchLocked(block, previous);
       }
+      if (!index_.entry(block).ssd_hit) index_.entry(block).ssd_hit = true;
       previous = block;
       key = index_.entry(block).key;
     }
@@ -284,11 +310,11 @@ absl::StatusOr<LookupResult> TierManager::Lookup(PromptRef& prompt, const Lookup
 void TierManager::AddPinLocked(EntryId block) {
   Entry& entry = index_.entry(block);
   if (entry.pins++ > 0) return;
-  for (TierKind kind : kAllTiers) index_.Unlist(block, kind);
+  for (TierKind kind : kMemoryTiers) index_.Unlist(block, kind);
   ++counts_.pinned_blocks;
 }
 
-void TierManager::Unpin(const std::vector<EntryId>& path) {
+void TierManager::Unpin(std::span<const EntryId> path) {
   Erasures erasures;
   {
     MutexLock lock(mutex_);
@@ -298,7 +324,7 @@ void TierManager::Unpin(const std::vector<EntryId>& path) {
 }
 
 // Deepest first, so that a path's head ends up newer than its tail.
-void TierManager::UnpinLocked(const std::vector<EntryId>& path, Erasures* erasures) {
+void TierManager::UnpinLocked(std::span<const EntryId> path, Erasures* erasures) {
   for (size_t i = path.size(); i-- > 0;) {
     Entry& entry = index_.entry(path[i]);
     KVTIER_CHECK(entry.pins > 0);
@@ -319,7 +345,7 @@ void TierManager::SettleLocked(EntryId block, Erasures* erasures) {
     RemoveLocked(block);
     return;
   }
-  for (TierKind kind : kAllTiers) {
+  for (TierKind kind : kMemoryTiers) {
     if (!entry.listed[static_cast<int>(kind)] && index_.AnyIn(block, kind)) {
       index_.PushNewest(block, kind);
     }
@@ -327,15 +353,11 @@ void TierManager::SettleLocked(EntryId block, Erasures* erasures) {
 }
 
 // Use makes a path the most recent of the memory tiers it is in: its head the newest, each block
-// next to its parent, on the older side. The SSD order moves only for blocks that are nowhere else:
-// with every RAM hit in it too, it would keep what RAM keeps anyway.
+// next to its parent, on the older side.
 void TierManager::TouchLocked(EntryId block, EntryId parent) {
   const Entry& entry = index_.entry(block);
-  bool in_memory = false;
-  for (TierKind kind : kAllTiers) {
+  for (TierKind kind : kMemoryTiers) {
     if (!entry.listed[static_cast<int>(kind)]) continue;
-    if (kind == TierKind::kSsd && in_memory) continue;
-    in_memory = true;
     const bool beside = parent != kNoEntry && index_.entry(parent).listed[static_cast<int>(kind)];
     if (index_.NextNewer(block, kind) == (beside ? parent : kNoEntry)) continue;  // it is there
     index_.Unlist(block, kind);
@@ -365,6 +387,12 @@ absl::StatusOr<LeaseId> TierManager::AddLeaseLocked(const Model& model,
   leases_[id] = Lease{std::move(pins), model.number, options.client, expiry};
   lease_ends_.emplace(expiry, id);
   return id;
+}
+
+void TierManager::EndAllLeases() {
+  std::vector<std::shared_ptr<const PinSet>> ended;
+  MutexLock lock(mutex_);
+  while (!leases_.empty()) ended.push_back(RemoveLeaseLocked(leases_.begin()->first));
 }
 
 // The pins end where the caller drops them: not under the lock.
@@ -420,8 +448,9 @@ void TierManager::Tick() {
     }
   }
   ended.clear();
+  MaintainSsd();
   MutexLock resizing(resize_mutex_);
-  for (TierKind kind : {TierKind::kGpu, TierKind::kRam}) {
+  for (TierKind kind : kMemoryTiers) {
     if (tier(kind) != nullptr && memory_tier(kind)->pool().OverCapacity()) Shrink(kind);
   }
 }
@@ -527,7 +556,7 @@ void TierManager::SetLocationLocked(EntryId block, uint16_t part, TierKind kind,
 
 void TierManager::DropFromTierLocked(EntryId block, TierKind kind, Erasures* erasures) {
   const int t = static_cast<int>(kind);
-  index_.Unlist(block, kind);
+  if (kind != TierKind::kSsd) index_.Unlist(block, kind);
   const std::span<const PartState> parts = index_.parts(block);
   for (uint16_t part = 0; part < parts.size(); ++part) {
     const Location at = parts[part].at[t];
@@ -560,12 +589,13 @@ void TierManager::Erase(const Erasures& erasures) {
 // store begins a new one.
 bool TierManager::MarkResetLocked(uint32_t model, const std::string* canonical) {
   bool marked = false;
+  if (canonical != nullptr && !FindSpaceLocked(*canonical).has_value()) return false;
   for (auto& [id, space] : spaces_) {
     if (space.model != model || space.reset) continue;
     if (canonical != nullptr && space.canonical != *canonical) continue;
     space.reset = true;
     marked = true;
-    space_ids_.erase(space.canonical);
+    HideSpaceLocked(space);
   }
   return marked;
 }
@@ -603,23 +633,38 @@ uint64_t TierManager::SweepReset() {
   return dropped;
 }
 
+// After the sweep, and between two batches: whatever holds a block of theirs was written by now.
+absl::Status TierManager::ForgetOnSsd(const ModelId& model, const std::string* canonical) {
+  if (ssd_ == nullptr) return absl::OkStatus();
+  MutexLock writing(ssd_write_mutex_);
+  std::optional<RootFingerprint> root;
+  if (canonical != nullptr) root = FingerprintOf(*canonical);
+  return Annotate(ssd_->Forget(model, root),
+                  "dropped, but what is on SSD may be back after a restart");
+}
+
 absl::StatusOr<uint64_t> TierManager::ResetModel(const ModelId& id) {
   {
     MutexLock lock(mutex_);
     KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
     MarkResetLocked(model->number, nullptr);
   }
-  return SweepReset();
+  const uint64_t dropped = SweepReset();
+  KVTIER_RETURN_IF_ERROR(ForgetOnSsd(id, nullptr));
+  return dropped;
 }
 
 absl::StatusOr<uint64_t> TierManager::ResetNamespace(const ModelId& id,
                                                      const std::string& canonical_root) {
+  bool marked = false;
   {
     MutexLock lock(mutex_);
     KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
-    if (!MarkResetLocked(model->number, &canonical_root)) return 0;  // never stored into
+    marked = MarkResetLocked(model->number, &canonical_root);
   }
-  return SweepReset();
+  const uint64_t dropped = marked ? SweepReset() : 0;
+  KVTIER_RETURN_IF_ERROR(ForgetOnSsd(id, &canonical_root));
+  return dropped;
 }
 
 absl::StatusOr<uint64_t> TierManager::RemoveModel(const ModelId& id) {
@@ -630,7 +675,9 @@ absl::StatusOr<uint64_t> TierManager::RemoveModel(const ModelId& id) {
     model->removed = true;
     model_numbers_.erase(id);
   }
-  return SweepReset();
+  const uint64_t dropped = SweepReset();
+  KVTIER_RETURN_IF_ERROR(ForgetOnSsd(id, nullptr));
+  return dropped;
 }
 
 // --- Figures
@@ -650,25 +697,32 @@ ManagerStats TierManager::stats() const {
   out.index_bytes = index_.memory_bytes();
   out.identity_bytes = index_.identity_bytes();
   out.leases = leases_.size();
+  out.ssd_segments = log_.size();
+  for (const auto& request : write_requests_) {
+    out.ssd_waiting_blocks += request->pins->blocks().size() - request->next;
+  }
   return out;
 }
 
 void TierManager::CheckInvariants() const {
   MutexLock lock(mutex_);
   index_.CheckInvariants();
-  std::array<uint64_t, kTiers> taken{};
+  std::array<uint64_t, kTiers> taken{};  // parts
   uint64_t pinned = 0, entries = 0;
   for (EntryId id = 0; id < index_.end(); ++id) {
     if (!index_.live(id)) continue;
     const Entry& entry = index_.entry(id);
     ++entries;
     pinned += entry.pins > 0;
-    KVTIER_CHECK(!entry.moving && !entry.filling);
+    KVTIER_CHECK(!entry.moving && !entry.filling && !entry.writing);
     KVTIER_CHECK(entry.in_use() || entry.parts_present > 0);
     KVTIER_CHECK(spaces_.contains(entry.space));
+    for (TierKind kind : kMemoryTiers) {
+      const bool listed = entry.listed[static_cast<int>(kind)];
+      KVTIER_CHECK(listed == (!entry.in_use() && index_.AnyIn(id, kind)));
+    }
     for (TierKind kind : kAllTiers) {
       const int t = static_cast<int>(kind);
-      KVTIER_CHECK(entry.listed[t] == (!entry.in_use() && index_.AnyIn(id, kind)));
       for (const PartState& part : index_.parts(id)) taken[t] += part.at[t] != kNoLocation;
     }
     const bool only_memory = ssd_ == nullptr && !entry.detached && entry.depth > 0;
@@ -678,7 +732,12 @@ void TierManager::CheckInvariants() const {
   uint64_t refs = 0;
   for (const auto& [id, space] : spaces_) refs += space.refs;
   KVTIER_CHECK(refs == entries);  // no store session is open
-  for (TierKind kind : {TierKind::kGpu, TierKind::kRam}) {
+  uint64_t logged = 0;
+  for (const Segment& segment : log_) {
+    for (const Segment::Record& record : segment.records) logged += LivesAtLocked(record);
+  }
+  KVTIER_CHECK(logged == taken[static_cast<int>(TierKind::kSsd)]);
+  for (TierKind kind : kMemoryTiers) {
     if (tier(kind) == nullptr) continue;
     const SlotPool& pool = memory_tier(kind)->pool();
     pool.CheckInvariants();

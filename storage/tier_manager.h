@@ -3,20 +3,25 @@
 //   Lookup  cursor -> [ walk to the first block not complete, verifying identities; touch,
 //           or, when a lease is asked for, pin what is found ]
 //   Fetch   [ pin what is named ] -> per block: in RAM -> its bytes in place; else a fill from the
-//           tier that has it, one for all who ask -> stream -> [ unpin ]
+//           tier that has it, one for all who ask, some read ahead -> stream -> [ unpin ]
 //   Store   [ pin what is named and present ] -> per missing block: a slot (MakeRoom) -> payload
 //           straight into it -> [ commit ]; visible once all parts are there
-//   MakeRoom  [ least recent blocks, never pinned ] -> copied down when no lower tier has them
-//           -> erased
+//   MakeRoom  [ least recent block that nobody uses, and that a lower tier has ] -> erased; when
+//           none is, the writer's next batch is waited for
+//   Writer  [ pick: what is wanted durable, else what will leave RAM next; each with the ancestors
+//           that the SSD lacks ] -> [ oldest segments, as many as must leave: what was used since
+//           it was written is written again ] -> ssd.Write -> [ commit ] -> old segments erased
 //
-// Brackets are the index lock: inside them no I/O and no copying of payload. Eviction is least
-// recently used, leaf first: each block of a path is placed on its parent's older side, so heads
-// are newer than tails and no block outlives its parent in a memory tier.
+// Brackets are the index lock: inside them no I/O and no copying of payload. In memory eviction is
+// least recently used, leaf first: each block of a path is placed on its parent's older side, so
+// heads are newer than tails and no block outlives its parent. The SSD is a log: segments leave
+// whole, oldest first.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -25,11 +30,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "common/clock.h"
 #include "common/executor.h"
 #include "common/model_spec.h"
 #include "common/mutex.h"
 #include "common/prompt.h"
+#include "common/token_bucket.h"
 #include "storage/block_index.h"
 #include "storage/memory_tier.h"
 #include "storage/tier.h"
@@ -100,6 +107,16 @@ struct PartView {
 
 struct ManagerOptions {
   uint32_t max_leases_per_client = 4096;
+  // Bytes per second that may be written to SSD; 0: no limit. Above it blocks leave RAM unwritten,
+  // and are counted. DURABLE stores and what leases hold are written all the same, on credit.
+  uint64_t ssd_write_limit = 0;
+};
+
+// Where the manager's tasks run; all outlive it, and their tasks must have ended before it goes.
+struct ManagerExecutors {
+  Executor* general = nullptr;     // promotions
+  Executor* ssd_reader = nullptr;  // as many reads at a time as it has threads
+  Executor* ssd_writer = nullptr;  // one thread
 };
 
 struct TierStats {
@@ -122,6 +139,13 @@ struct ManagerStats {
   uint64_t stored_blocks = 0, already_present_blocks = 0, rejected_blocks = 0;
   uint64_t checksum_failures = 0, checksum_mismatches = 0, expired_leases = 0;
   uint64_t unreachable_blocks = 0, never_hit_blocks = 0;
+  // The log on SSD.
+  uint64_t ssd_segments = 0;
+  uint64_t ssd_carried_blocks = 0;   // written again, as they were in use when their segment left
+  uint64_t ssd_restored_blocks = 0;  // complete ones that were there at the start
+  uint64_t ssd_skipped_blocks = 0;   // left RAM unwritten: the tier was not writable, or too slow
+  uint64_t ssd_limited_blocks = 0;   // left RAM unwritten: above ssd_write_limit
+  uint64_t ssd_waiting_blocks = 0;   // of DURABLE stores, waiting to be written now
 };
 struct ModelInfo {
   ModelId id;
@@ -139,12 +163,16 @@ struct ResizeResult {
 // storage/sessions.h.
 class TierManager {
  public:
-  // `gpu` and `ssd` may be null. `clock` and `executor` must outlive the manager; the executor's
-  // tasks must have ended before it is destroyed, and every session, pin and view too.
+  // `gpu` and `ssd` may be null. `clock` must outlive the manager; every session, pin and view must
+  // have ended before it.
   TierManager(ManagerOptions options, std::unique_ptr<MemoryTier> gpu,
-              std::unique_ptr<MemoryTier> ram, std::unique_ptr<Tier> ssd, Executor* executor,
-              const Clock* clock);
+              std::unique_ptr<MemoryTier> ram, std::unique_ptr<LogTier> ssd,
+              ManagerExecutors executors, const Clock* clock);
   ~TierManager();
+
+  // Takes into the index what the SSD kept from before. Blocks of models that are not known by now
+  // stay unread until their segment leaves. Once, after AddModel and before anything else. Blocks.
+  void Restore();
 
   // Idempotent. FAILED_PRECONDITION when another spec has the same id.
   absl::Status AddModel(const ModelSpec& spec);
@@ -174,8 +202,10 @@ class TierManager {
   absl::StatusOr<std::unique_ptr<StoreSession>> BeginStore(PromptRef& prompt, uint32_t first,
                                                            uint32_t count, uint32_t part);
 
-  // Drop from all tiers; what is being stored does not reappear. Pinned bytes stay readable for who
-  // holds them. Return the blocks dropped. Errors: NOT_FOUND (model).
+  // Drop from all tiers; what is being stored does not reappear, nor does anything after a restart.
+  // Pinned bytes stay readable for who holds them. Return the blocks dropped. Block, with an SSD
+  // tier. Errors: NOT_FOUND (model); the SSD tier's, when it could not be told: the blocks are gone
+  // then, but may be back after a restart.
   absl::StatusOr<uint64_t> ResetModel(const ModelId& model);
   absl::StatusOr<uint64_t> ResetNamespace(const ModelId& model, const std::string& canonical_root);
   absl::StatusOr<uint64_t> RemoveModel(const ModelId& model);
@@ -183,6 +213,10 @@ class TierManager {
   // Keeps what still fits, most recent first. Blocks for the moving of payload. FAILED_PRECONDITION
   // when the tier is off.
   absl::StatusOr<ResizeResult> SetCapacity(TierKind tier, uint64_t bytes);
+
+  // Before a stop, when no session is open: ends all leases, and writes to SSD what RAM has and the
+  // SSD lacks, most recent first, until `deadline`. Returns how many blocks are left. Blocks.
+  uint64_t WriteDownAll(TimePoint deadline);
 
   ManagerStats stats() const;
 
@@ -199,6 +233,7 @@ class TierManager {
     ModelId id;
     ModelSpec spec;
     std::vector<uint64_t> part_bytes;  // group-major
+    uint64_t block_bytes = 0;          // all parts
     uint32_t number = 0;               // index in models_
     uint32_t groups = 1;
     uint32_t ranks = 1;
@@ -207,7 +242,8 @@ class TierManager {
   };
   struct Space {
     uint32_t model = 0;
-    std::string canonical;
+    std::string canonical;  // empty when only its fingerprint is known, from the SSD
+    RootFingerprint fingerprint = {};
     uint64_t refs = 0;   // entries and store sessions
     bool reset = false;  // nothing may be stored into it any more
   };
@@ -229,18 +265,45 @@ class TierManager {
   struct Move {
     EntryId block = kNoEntry;
     uint16_t part = 0;
+    TierKind tier = TierKind::kRam;
     Location from = kNoLocation;
     uint64_t bytes = 0;
     uint64_t checksum = 0;
     PartIdentity id;
+  };
+  struct Segment {
+    struct Record {
+      SlotPool::OwnerTag owner = 0;  // ToOwner(block, part)
+      Location location = kNoLocation;
+    };
+    std::vector<Record> records;  // some may be dead: the index knows where a part is
+    uint64_t bytes = 0;           // of payload: it takes at least that
+  };
+  // Blocks that somebody waits to have on SSD.
+  struct WriteRequest {
+    std::shared_ptr<const PinSet> pins;
+    size_t next = 0;  // the first that is not written yet
+    bool done = false;
+    absl::Status status;
+  };
+  // What the writer is about to write. Its blocks are marked `writing`.
+  struct WriteBatch {
+    std::vector<EntryId> blocks;
+    absl::flat_hash_set<EntryId> carried_blocks;
+    absl::flat_hash_set<EntryId> seen;  // they and their ancestors were looked at
+    std::vector<Move> carried;          // from the segments in `leaving`; they go first
+    std::vector<Move> fresh;            // from RAM
+    uint64_t fresh_bytes = 0;
+    std::vector<Segment> leaving;  // taken out of the log, oldest first
+    std::vector<std::pair<std::shared_ptr<WriteRequest>, size_t>> requests;  // and up to where
   };
 
   // tier_manager.cc
   Tier* tier(TierKind kind) const { return tiers_[static_cast<int>(kind)]; }
   absl::StatusOr<Model*> FindModelLocked(const ModelId& id) const KVTIER_REQUIRES(mutex_);
   ModelInfo InfoLocked(const Model& model) const KVTIER_REQUIRES(mutex_);
-  std::optional<SpaceId> FindSpaceLocked(const std::string& canonical) const
-      KVTIER_REQUIRES(mutex_);
+  std::optional<SpaceId> FindSpaceLocked(const std::string& canonical) KVTIER_REQUIRES(mutex_);
+  void HideSpaceLocked(const Space& space) KVTIER_REQUIRES(mutex_);
   SpaceId TakeSpaceLocked(uint32_t model, const std::string& canonical) KVTIER_REQUIRES(mutex_);
   void DropSpaceRefLocked(SpaceId space) KVTIER_REQUIRES(mutex_);
   bool GroupPresentLocked(EntryId block, uint32_t group) const KVTIER_REQUIRES(mutex_);
@@ -253,11 +316,12 @@ class TierManager {
       KVTIER_REQUIRES(mutex_);
   absl::StatusOr<LeaseId> AddLeaseLocked(const Model& model, std::shared_ptr<const PinSet> pins,
                                          const LookupOptions& options) KVTIER_REQUIRES(mutex_);
+  void EndAllLeases() KVTIER_EXCLUDES(mutex_);
   std::shared_ptr<const PinSet> RemoveLeaseLocked(LeaseId id) KVTIER_REQUIRES(mutex_);
   void AddPinLocked(EntryId block) KVTIER_REQUIRES(mutex_);
   void TouchLocked(EntryId block, EntryId parent) KVTIER_REQUIRES(mutex_);
-  void Unpin(const std::vector<EntryId>& path) KVTIER_EXCLUDES(mutex_);
-  void UnpinLocked(const std::vector<EntryId>& path, Erasures* erasures) KVTIER_REQUIRES(mutex_);
+  void Unpin(std::span<const EntryId> path) KVTIER_EXCLUDES(mutex_);
+  void UnpinLocked(std::span<const EntryId> path, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   void SettleLocked(EntryId block, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   void SetLocationLocked(EntryId block, uint16_t part, TierKind tier, Location location)
       KVTIER_REQUIRES(mutex_);
@@ -268,52 +332,110 @@ class TierManager {
   bool MarkResetLocked(uint32_t model, const std::string* canonical) KVTIER_REQUIRES(mutex_);
   void DetachResetLocked(const BlockKey& key, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   uint64_t SweepReset() KVTIER_EXCLUDES(mutex_);
+  absl::Status ForgetOnSsd(const ModelId& model, const std::string* canonical)
+      KVTIER_EXCLUDES(mutex_, ssd_write_mutex_);
 
   // tier_moves.cc
   // What a slot says of the part that lies in it, for when its extent drains.
   static SlotPool::OwnerTag ToOwner(EntryId block, uint16_t part) {
     return uint64_t{part} << 32 | block;
   }
+  static EntryId OwnerBlock(SlotPool::OwnerTag owner) { return static_cast<EntryId>(owner); }
+  static uint16_t OwnerPart(SlotPool::OwnerTag owner) { return static_cast<uint16_t>(owner >> 32); }
   Slot AllocateInRam(uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool MakeRoom(TierKind tier, uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   bool EvictOldest(TierKind tier, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
-  bool NeedsDemotionLocked(EntryId block, TierKind tier) const KVTIER_REQUIRES(mutex_);
-  std::vector<EntryId> TakeForDemotionLocked(EntryId oldest) KVTIER_REQUIRES(mutex_);
+  EntryId OldestUnusedLocked(TierKind tier) const KVTIER_REQUIRES(mutex_);
+  void EvictFromRamLocked(EntryId block, Erasures* erasures) KVTIER_REQUIRES(mutex_);
+  bool EvictOldestFromRam(TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   void LeaveTierLocked(EntryId block, TierKind tier, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   Move MoveLocked(EntryId block, uint16_t part, TierKind from) const KVTIER_REQUIRES(mutex_);
-  void CollectDemotionsLocked(EntryId block, std::vector<Move>* moves) const
-      KVTIER_REQUIRES(mutex_);
-  void Demote(const std::vector<EntryId>& blocks, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
-  Location WriteWithRoom(TierKind to, WriteOp op, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  uint64_t PartBytesOf(EntryId block, uint16_t part) const KVTIER_EXCLUDES(mutex_);
+  // What to do when nothing in RAM may leave.
+  enum class WithoutRoom { kGiveUp, kBuffer };
   absl::StatusOr<PartView> ReadPart(EntryId block, uint16_t part,
-                                    const std::shared_ptr<const PinSet>& pins, TimePoint deadline)
+                                    const std::shared_ptr<const PinSet>& pins,
+                                    WithoutRoom without_room, TimePoint deadline)
       KVTIER_EXCLUDES(mutex_);
-  absl::StatusOr<PartView> Fill(const Move& move, TierKind from, TimePoint deadline)
+  absl::StatusOr<PartView> Fill(const Move& move, WithoutRoom without_room, TimePoint deadline)
       KVTIER_EXCLUDES(mutex_);
+  void EndFill(const Move& move, const absl::Status& status, Slot slot) KVTIER_EXCLUDES(mutex_);
   void StartPromotion(std::shared_ptr<const PinSet> pins, uint32_t blocks, TierKind to)
       KVTIER_EXCLUDES(mutex_);
   void Promote(const std::shared_ptr<const PinSet>& pins, uint32_t blocks, TierKind to)
       KVTIER_EXCLUDES(mutex_);
   bool PromoteToGpu(EntryId block, uint16_t part, const PartView& view) KVTIER_EXCLUDES(mutex_);
+  std::shared_ptr<std::byte[]> TakeBuffer(uint64_t bytes, TimePoint deadline)
+      KVTIER_EXCLUDES(mutex_);
   MemoryTier* memory_tier(TierKind tier) const;
   bool MarkMoving(TierKind kind, SlotPool::Drain* drain) KVTIER_EXCLUDES(mutex_);
   bool DrainExtent(TierKind tier, uint64_t wanted_bytes) KVTIER_EXCLUDES(mutex_);
   void Shrink(TierKind tier) KVTIER_EXCLUDES(mutex_) KVTIER_REQUIRES(resize_mutex_);
 
+  absl::Status ResizeMemory(TierKind tier, uint64_t bytes) KVTIER_EXCLUDES(mutex_)
+      KVTIER_REQUIRES(resize_mutex_);
+
+  // ssd_writer.cc
+  absl::Status MakeDurable(std::span<const EntryId> path, TimePoint deadline)
+      KVTIER_EXCLUDES(mutex_);
+  bool NeedsWritingLocked(EntryId block) const KVTIER_REQUIRES(mutex_);
+  bool MayWriteLocked() KVTIER_REQUIRES(mutex_);
+  void KickWriterLocked() KVTIER_REQUIRES(mutex_);
+  void WaitForWriter(uint64_t seen, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  void RunWriter() KVTIER_EXCLUDES(mutex_, ssd_write_mutex_);
+  uint64_t WriteUnit() const;
+  bool PickLocked(WriteBatch* batch) KVTIER_REQUIRES(mutex_);
+  void PickRequestedLocked(WriteBatch* batch) KVTIER_REQUIRES(mutex_);
+  void PickLeavingLocked(WriteBatch* batch) KVTIER_REQUIRES(mutex_);
+  bool AddWithAncestorsLocked(EntryId block, uint64_t limit, WriteBatch* batch)
+      KVTIER_REQUIRES(mutex_);
+  void AddLocked(EntryId block, WriteBatch* batch) KVTIER_REQUIRES(mutex_);
+  void MarkWritingLocked(EntryId block, WriteBatch* batch) KVTIER_REQUIRES(mutex_);
+  absl::Status WriteOut(WriteBatch* batch) KVTIER_REQUIRES(ssd_write_mutex_)
+      KVTIER_EXCLUDES(mutex_);
+  absl::Status MakeSsdRoom(WriteBatch* batch) KVTIER_REQUIRES(ssd_write_mutex_)
+      KVTIER_EXCLUDES(mutex_);
+  bool LivesAtLocked(const Segment::Record& record) const KVTIER_REQUIRES(mutex_);
+  bool TakeOldestSegment(WriteBatch* batch) KVTIER_EXCLUDES(mutex_);
+  void CarryLocked(EntryId block, WriteBatch* batch) KVTIER_REQUIRES(mutex_);
+  absl::Status WriteSegment(WriteBatch* batch) KVTIER_REQUIRES(ssd_write_mutex_)
+      KVTIER_EXCLUDES(mutex_);
+  void LoadFromSsd(std::vector<Move>* moves, std::vector<WriteOp>* ops)
+      KVTIER_REQUIRES(ssd_write_mutex_) KVTIER_EXCLUDES(mutex_);
+  void CommitSegment(const std::vector<Move>& moves, const std::vector<WriteOp>& ops)
+      KVTIER_EXCLUDES(mutex_);
+  void EraseLeaving(WriteBatch* batch) KVTIER_EXCLUDES(mutex_);
+  bool StaysLocked(const Segment::Record& record, Erasures* erasures) KVTIER_REQUIRES(mutex_);
+  void PutBackLocked(WriteBatch* batch) KVTIER_REQUIRES(mutex_);
+  void EndBatch(WriteBatch* batch, const absl::Status& status) KVTIER_EXCLUDES(mutex_);
+  void MaintainSsd() KVTIER_EXCLUDES(mutex_);
+  absl::Status ResizeSsd(uint64_t bytes) KVTIER_REQUIRES(resize_mutex_)
+      KVTIER_EXCLUDES(mutex_, ssd_write_mutex_);
+  absl::Status TrimSsd() KVTIER_REQUIRES(ssd_write_mutex_) KVTIER_EXCLUDES(mutex_);
+  void RestoreSegment(std::span<const StoredPart> parts) KVTIER_EXCLUDES(mutex_);
+  bool RestorePartLocked(const StoredPart& part, EntryId* block, Erasures* erasures)
+      KVTIER_REQUIRES(mutex_);
+  SpaceId RestoreSpaceLocked(uint32_t model, const RootFingerprint& fingerprint)
+      KVTIER_REQUIRES(mutex_);
+
   // Constant after construction.
   const ManagerOptions options_;
   const std::unique_ptr<MemoryTier> gpu_;
   const std::unique_ptr<MemoryTier> ram_;
-  const std::unique_ptr<Tier> ssd_;
+  const std::unique_ptr<LogTier> ssd_;
   const std::array<Tier*, kTiers> tiers_;
-  Executor* const executor_;
+  const ManagerExecutors executors_;
   const Clock* const clock_;
   const uint64_t lease_seed_;
 
   // Synchronise themselves.
-  Mutex resize_mutex_;  // one resize at a time; taken before mutex_
-  mutable Mutex mutex_ KVTIER_ACQUIRED_AFTER(resize_mutex_);
+  Mutex resize_mutex_;  // one resize at a time; taken before the others
+  // One writer to SSD at a time; held while it writes.
+  Mutex ssd_write_mutex_ KVTIER_ACQUIRED_AFTER(resize_mutex_);
+  mutable Mutex mutex_ KVTIER_ACQUIRED_AFTER(ssd_write_mutex_);
   CondVar fill_done_;
+  CondVar write_done_;
+  CondVar buffer_back_;
   std::atomic<uint64_t> lease_counter_{0};
 
   // Guarded.
@@ -328,6 +450,21 @@ class TierManager {
   absl::flat_hash_map<std::string, uint32_t> leases_of_ KVTIER_GUARDED_BY(mutex_);
   uint32_t promotions_queued_ KVTIER_GUARDED_BY(mutex_) = 0;
   ManagerStats counts_ KVTIER_GUARDED_BY(mutex_);  // gauges in it stay 0; stats() fills them in
+  // Namespaces known from the SSD alone, until somebody names them.
+  absl::flat_hash_map<RootFingerprint, SpaceId> restored_spaces_ KVTIER_GUARDED_BY(mutex_);
+  std::deque<Segment> log_ KVTIER_GUARDED_BY(mutex_);  // oldest first
+  std::deque<std::shared_ptr<WriteRequest>> write_requests_ KVTIER_GUARDED_BY(mutex_);
+  bool writer_runs_ KVTIER_GUARDED_BY(mutex_) = false;   // or is about to
+  bool writer_stuck_ KVTIER_GUARDED_BY(mutex_) = false;  // somebody waited in vain
+  bool maintaining_ KVTIER_GUARDED_BY(mutex_) = false;   // or is about to
+  // After a batch that failed: as many bytes leave RAM unwritten before the next is tried.
+  uint64_t unwritten_credit_ KVTIER_GUARDED_BY(mutex_) = 0;
+  bool room_wanted_ KVTIER_GUARDED_BY(mutex_) = false;         // somebody waits for the writer
+  uint64_t writer_progress_ KVTIER_GUARDED_BY(mutex_) = 0;     // segments and batches that ended
+  uint64_t evicted_since_pick_ KVTIER_GUARDED_BY(mutex_) = 0;  // bytes out of RAM
+  uint64_t buffer_bytes_ KVTIER_GUARDED_BY(mutex_) = 0;        // lent by TakeBuffer
+  TokenBucket write_tokens_ KVTIER_GUARDED_BY(mutex_);
+  std::vector<std::byte> carry_buffer_ KVTIER_GUARDED_BY(ssd_write_mutex_);
 };
 
 }  // namespace kvtier

@@ -1,26 +1,22 @@
-// The part of TierManager that moves payload: making room, demoting, filling, promoting, resizing.
+// The part of TierManager that moves payload in and into memory: making room, filling, promoting,
+// resizing. What goes to SSD is in ssd_writer.cc.
 // Copies run outside the lock; a block that is being copied is marked `moving` or `filling`, and
 // the mark is what keeps it from leaving meanwhile.
 #include <algorithm>
 
 #include "common/check.h"
+#include "storage/sessions.h"
 #include "storage/tier_manager.h"
 
 namespace kvtier {
 namespace {
 
-// Blocks demoted together: enough to fill a batch of the SSD tier, but never more than a small
-// share of the tier they leave.
-constexpr uint64_t kDemotionBatch = 32;
-constexpr uint64_t kDemotionShare = 64;
 // Promotions that may wait for a thread; more are dropped, as they are only hints.
 constexpr uint32_t kMaxPromotionsQueued = 64;
 // How long a copy that no caller waits for may take.
 constexpr Duration kBackgroundLimit = std::chrono::seconds(30);
-
-// ToOwner's parts.
-EntryId OwnerBlock(SlotPool::OwnerTag owner) { return static_cast<EntryId>(owner); }
-uint16_t OwnerPart(SlotPool::OwnerTag owner) { return static_cast<uint16_t>(owner >> 32); }
+// Payload in buffers outside the tiers, all fetches together; one part may be larger.
+constexpr uint64_t kBufferLimit = uint64_t{64} << 20;
 
 }  // namespace
 
@@ -49,13 +45,6 @@ bool TierManager::MakeRoom(TierKind kind, uint64_t bytes, TimePoint deadline) {
   return EvictOldest(kind, deadline);
 }
 
-// RAM is what the SSD is behind. The GPU tier holds copies only of what RAM or SSD holds too, so
-// leaving it costs nothing.
-bool TierManager::NeedsDemotionLocked(EntryId block, TierKind kind) const {
-  return kind == TierKind::kRam && ssd_ != nullptr && index_.entry(block).complete() &&
-         !index_.CompleteIn(block, TierKind::kSsd);
-}
-
 // A block that leaves RAM and is not on SSD leaves the GPU tier with it: what is left would be the
 // only copy, in an order that knows nothing of its ancestors.
 void TierManager::LeaveTierLocked(EntryId block, TierKind kind, Erasures* erasures) {
@@ -68,40 +57,68 @@ void TierManager::LeaveTierLocked(EntryId block, TierKind kind, Erasures* erasur
   SettleLocked(block, erasures);
 }
 
-// The block and those after it in the order, as far as they too must be copied down.
-std::vector<EntryId> TierManager::TakeForDemotionLocked(EntryId oldest) {
-  const uint64_t most =
-      std::clamp<uint64_t>(index_.complete_in(TierKind::kRam) / kDemotionShare, 1, kDemotionBatch);
-  std::vector<EntryId> blocks;
-  for (EntryId block = oldest; block != kNoEntry && blocks.size() < most;
-       block = index_.NextNewer(block, TierKind::kRam)) {
-    if (index_.entry(block).in_use() || !NeedsDemotionLocked(block, TierKind::kRam)) break;
-    index_.entry(block).moving = true;
-    blocks.push_back(block);
-  }
-  return blocks;
-}
-
+// The GPU tier holds copies only of what RAM or SSD holds too, so leaving it costs nothing.
 bool TierManager::EvictOldest(TierKind kind, TimePoint deadline) {
-  std::vector<EntryId> demoted;
+  if (kind == TierKind::kRam) return EvictOldestFromRam(deadline);
   Erasures erasures;
   {
     MutexLock lock(mutex_);
-    EntryId block = index_.oldest(kind);
-    while (block != kNoEntry && index_.entry(block).in_use()) block = index_.NextNewer(block, kind);
+    const EntryId block = OldestUnusedLocked(kind);
     if (block == kNoEntry) return false;
-    if (NeedsDemotionLocked(block, kind)) {
-      demoted = TakeForDemotionLocked(block);
-    } else {
-      LeaveTierLocked(block, kind, &erasures);
-    }
+    LeaveTierLocked(block, kind, &erasures);
   }
   Erase(erasures);
-  if (!demoted.empty()) Demote(demoted, deadline);
   return true;
 }
 
-// --- Demotion
+EntryId TierManager::OldestUnusedLocked(TierKind kind) const {
+  EntryId block = index_.oldest(kind);
+  while (block != kNoEntry && index_.entry(block).in_use()) block = index_.NextNewer(block, kind);
+  return block;
+}
+
+// A block that the SSD lacks waits for the writer, or leaves unwritten when nothing can be written
+// now: room is needed, and a cache may lose what it cannot write.
+bool TierManager::EvictOldestFromRam(TimePoint deadline) {
+  Erasures erasures;
+  uint64_t progress = 0;
+  bool wait = false;
+  {
+    MutexLock lock(mutex_);
+    progress = writer_progress_;
+    const bool in_time = clock_->Now() < deadline;
+    const EntryId block = OldestUnusedLocked(TierKind::kRam);
+    if (block == kNoEntry) {
+      if (!writer_runs_ || writer_stuck_ || !in_time) return false;
+      wait = true;  // what it holds comes free
+    } else if (NeedsWritingLocked(block) && in_time && MayWriteLocked()) {
+      room_wanted_ = true;
+      KickWriterLocked();
+      wait = true;
+    } else {
+      EvictFromRamLocked(block, &erasures);
+    }
+  }
+  Erase(erasures);
+  if (wait) WaitForWriter(progress, deadline);
+  return true;
+}
+
+void TierManager::EvictFromRamLocked(EntryId block, Erasures* erasures) {
+  const uint64_t bytes = models_[index_.entry(block).model]->block_bytes;
+  if (NeedsWritingLocked(block)) {
+    const bool limited = !write_tokens_.HasTokens(clock_->Now());
+    ++(limited ? counts_.ssd_limited_blocks : counts_.ssd_skipped_blocks);
+    unwritten_credit_ -= std::min(unwritten_credit_, bytes);
+  }
+  evicted_since_pick_ += bytes;
+  LeaveTierLocked(block, TierKind::kRam, erasures);
+  if (ssd_ != nullptr && evicted_since_pick_ >= WriteUnit() && MayWriteLocked()) {
+    KickWriterLocked();  // so that the next ones need not wait
+  }
+}
+
+// --- Moves
 
 // One part's copy out of a tier that has it. The identity stays where it is while the block is in
 // use.
@@ -112,142 +129,100 @@ TierManager::Move TierManager::MoveLocked(EntryId block, uint16_t part, TierKind
   Move move;
   move.block = block;
   move.part = part;
+  move.tier = from;
   move.from = state.at[static_cast<int>(from)];
   move.bytes = model.part_bytes[part];
   move.checksum = state.checksum;
   move.id.model = model.id;
+  move.id.root = spaces_.at(entry.space).fingerprint;
   move.id.key = entry.key;
   move.id.parent = entry.parent;
   move.id.identity = std::string_view(entry.identity, entry.identity_bytes);
+  move.id.depth = entry.depth;
   move.id.part = part;
+  move.id.part_count = entry.part_count;
+  move.id.carried = entry.carried;
   return move;
-}
-
-// The parts of a block that RAM has and the SSD lacks.
-void TierManager::CollectDemotionsLocked(EntryId block, std::vector<Move>* moves) const {
-  const std::span<const PartState> parts = index_.parts(block);
-  for (uint16_t part = 0; part < parts.size(); ++part) {
-    if (parts[part].at[static_cast<int>(TierKind::kRam)] == kNoLocation) continue;
-    if (parts[part].at[static_cast<int>(TierKind::kSsd)] != kNoLocation) continue;
-    moves->push_back(MoveLocked(block, part, TierKind::kRam));
-  }
-}
-
-// Writes one part, making room in the target as often as that helps. kNoLocation when it did not
-// work.
-Location TierManager::WriteWithRoom(TierKind to, WriteOp op, TimePoint deadline) {
-  do {
-    op.status = absl::OkStatus();
-    tier(to)->Write(std::span(&op, 1), deadline);
-    if (op.status.ok()) return op.location;
-  } while (absl::IsResourceExhausted(op.status) && MakeRoom(to, op.from.size(), deadline));
-  return kNoLocation;
-}
-
-// RAM to SSD. The blocks are marked moving. Those that nobody pinned meanwhile leave RAM, copied or
-// not: room is needed, and a cache may lose what it cannot write.
-void TierManager::Demote(const std::vector<EntryId>& blocks, TimePoint deadline) {
-  std::vector<Move> moves;
-  {
-    MutexLock lock(mutex_);
-    for (EntryId block : blocks) CollectDemotionsLocked(block, &moves);
-  }
-  std::vector<Location> copies;
-  for (const Move& move : moves) {
-    WriteOp op;
-    op.id = move.id;
-    op.from = ram_->Bytes(move.from).first(move.bytes);
-    op.checksum = move.checksum;
-    op.owner = ToOwner(move.block, move.part);
-    copies.push_back(WriteWithRoom(TierKind::kSsd, std::move(op), deadline));
-  }
-  Erasures erasures;
-  {
-    MutexLock lock(mutex_);
-    TierStats& ssd = counts_.tiers[static_cast<int>(TierKind::kSsd)];
-    for (size_t i = 0; i < moves.size(); ++i) {
-      if (copies[i] == kNoLocation) continue;
-      SetLocationLocked(moves[i].block, moves[i].part, TierKind::kSsd, copies[i]);
-      ssd.bytes_written += moves[i].bytes;
-      counts_.tiers[static_cast<int>(TierKind::kRam)].bytes_read += moves[i].bytes;
-    }
-    for (EntryId block : blocks) {
-      index_.entry(block).moving = false;
-      ssd.demotions += index_.CompleteIn(block, TierKind::kSsd);
-      if (index_.entry(block).in_use()) continue;  // somebody wants it after all
-      LeaveTierLocked(block, TierKind::kRam, &erasures);
-    }
-  }
-  Erase(erasures);
 }
 
 // --- Filling RAM from another tier
 
+uint64_t TierManager::PartBytesOf(EntryId block, uint16_t part) const {
+  MutexLock lock(mutex_);
+  return models_[index_.entry(block).model]->part_bytes[part];
+}
+
 absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
                                                const std::shared_ptr<const PinSet>& pins,
-                                               TimePoint deadline) {
-  Move move;
-  TierKind from = TierKind::kRam;
-  {
-    MutexLock lock(mutex_);
-    const Entry& entry = index_.entry(block);
-    const Model& model = *models_[entry.model];
-    while (true) {
+                                               WithoutRoom without_room, TimePoint deadline) {
+  for (;;) {
+    Move move;
+    {
+      MutexLock lock(mutex_);
+      const Entry& entry = index_.entry(block);
+      const Model& model = *models_[entry.model];
       const PartState& state = index_.parts(block)[part];
-      if (!GroupPresentLocked(block, part / model.ranks)) {
-        ++counts_.fetch_missed_blocks;
-        return absl::NotFoundError("miss");
-      }
+      if (!GroupPresentLocked(block, part / model.ranks)) return absl::NotFoundError("miss");
       const Location in_ram = state.at[static_cast<int>(TierKind::kRam)];
       if (in_ram != kNoLocation) {
-        ++counts_.fetched_blocks;
         counts_.tiers[static_cast<int>(TierKind::kRam)].bytes_read += model.part_bytes[part];
         return PartView{ram_->Bytes(in_ram).first(model.part_bytes[part]), state.checksum,
                         TierKind::kRam, pins};
       }
-      if (!entry.filling) break;
-      const Duration left = deadline - clock_->Now();
-      if (left <= Duration::zero() || !fill_done_.WaitFor(mutex_, left)) {
-        return absl::DeadlineExceededError("waiting for another caller's fill of this block");
+      if (entry.filling) {
+        const Duration left = deadline - clock_->Now();
+        if (left <= Duration::zero() || !fill_done_.WaitFor(mutex_, left)) {
+          return absl::DeadlineExceededError("waiting for another caller's fill of this block");
+        }
+        continue;
       }
+      const bool on_gpu = state.at[static_cast<int>(TierKind::kGpu)] != kNoLocation;
+      index_.entry(block).filling = true;
+      move = MoveLocked(block, part, on_gpu ? TierKind::kGpu : TierKind::kSsd);
     }
-    from = index_.parts(block)[part].at[0] != kNoLocation ? TierKind::kGpu : TierKind::kSsd;
-    index_.entry(block).filling = true;
-    move = MoveLocked(block, part, from);
-  }
-  absl::StatusOr<PartView> view = Fill(move, from, deadline);
-  if (view.ok()) {
-    if (view->hold == nullptr) view->hold = pins;
+    absl::StatusOr<PartView> view = Fill(move, without_room, deadline);
+    if (view.ok() && view->hold == nullptr) view->hold = pins;
+    // A copy that is damaged is gone now: another tier has the block, or it is a miss.
+    if (absl::IsNotFound(view.status()) || absl::IsDataLoss(view.status())) continue;
     return view;
   }
-  if (absl::IsDeadlineExceeded(view.status())) return view.status();
-  return ReadPart(block, part, pins,
-                  deadline);  // the damaged copy is gone: another tier, or a miss
 }
 
 // Reads one part into RAM, or into a buffer of its own when nothing in RAM may leave. The block is
 // pinned and marked filling; the mark ends here.
-absl::StatusOr<PartView> TierManager::Fill(const Move& move, TierKind from, TimePoint deadline) {
+absl::StatusOr<PartView> TierManager::Fill(const Move& move, WithoutRoom without_room,
+                                           TimePoint deadline) {
   Slot slot = AllocateInRam(move.bytes, deadline);
   std::shared_ptr<std::byte[]> buffer;
-  if (!slot) buffer = std::make_shared<std::byte[]>(move.bytes);
-  const std::span<std::byte> to = slot ? slot.bytes() : std::span(buffer.get(), move.bytes);
+  if (!slot && without_room == WithoutRoom::kBuffer) buffer = TakeBuffer(move.bytes, deadline);
+  const std::span<std::byte> to =
+      slot ? slot.bytes().first(move.bytes) : std::span(buffer.get(), buffer ? move.bytes : 0);
   ReadOp op{move.id, move.from, move.checksum, to, absl::OkStatus()};
-  tier(from)->Read(std::span(&op, 1), deadline);
+  if (to.empty()) {
+    op.status = absl::ResourceExhaustedError("no room in RAM to read this block into");
+  } else {
+    tier(move.tier)->Read(std::span(&op, 1), deadline);
+  }
+  EndFill(move, op.status, std::move(slot));
+  if (!op.status.ok()) return op.status;
+  return PartView{to, move.checksum, move.tier, buffer};
+}
 
+void TierManager::EndFill(const Move& move, const absl::Status& status, Slot slot) {
   Erasures erasures;
   {
     MutexLock lock(mutex_);
+    const int from = static_cast<int>(move.tier);
     index_.entry(move.block).filling = false;
-    if (op.status.ok()) {
-      ++counts_.fetched_blocks;
-      counts_.tiers[static_cast<int>(from)].bytes_read += move.bytes;
-    } else if (!absl::IsDeadlineExceeded(op.status)) {
-      counts_.checksum_failures += absl::IsDataLoss(op.status);
-      SetLocationLocked(move.block, move.part, from, kNoLocation);
-      erasures.at[static_cast<int>(from)].push_back(move.from);
+    if (status.ok()) counts_.tiers[from].bytes_read += move.bytes;
+    counts_.checksum_failures += absl::IsDataLoss(status);
+    // Unless it was moved meanwhile: then the copy in its new place counts.
+    const bool still_there = index_.parts(move.block)[move.part].at[from] == move.from;
+    if ((absl::IsDataLoss(status) || absl::IsNotFound(status)) && still_there) {
+      SetLocationLocked(move.block, move.part, move.tier, kNoLocation);
+      erasures.at[from].push_back(move.from);
     }
-    if (op.status.ok() && slot) {
+    if (status.ok() && slot) {
       TierStats& ram = counts_.tiers[static_cast<int>(TierKind::kRam)];
       ++ram.promotions;
       ram.bytes_written += move.bytes;
@@ -257,8 +232,27 @@ absl::StatusOr<PartView> TierManager::Fill(const Move& move, TierKind from, Time
   }
   fill_done_.NotifyAll();
   Erase(erasures);
-  if (!op.status.ok()) return op.status;
-  return PartView{to, move.checksum, from, buffer};
+}
+
+// Null when none came free in time.
+std::shared_ptr<std::byte[]> TierManager::TakeBuffer(uint64_t bytes, TimePoint deadline) {
+  {
+    MutexLock lock(mutex_);
+    while (buffer_bytes_ > 0 && buffer_bytes_ + bytes > kBufferLimit) {
+      const Duration left = deadline - clock_->Now();
+      if (left <= Duration::zero() || !buffer_back_.WaitFor(mutex_, left)) return nullptr;
+    }
+    buffer_bytes_ += bytes;
+  }
+  const auto give_back = [this, bytes](std::byte* buffer) {
+    delete[] buffer;
+    {
+      MutexLock lock(mutex_);
+      buffer_bytes_ -= bytes;
+    }
+    buffer_back_.NotifyAll();
+  };
+  return std::shared_ptr<std::byte[]>(new std::byte[bytes], give_back);
 }
 
 // --- Promotion on request
@@ -270,7 +264,7 @@ void TierManager::StartPromotion(std::shared_ptr<const PinSet> pins, uint32_t bl
     if (promotions_queued_ == kMaxPromotionsQueued) return;
     ++promotions_queued_;
   }
-  executor_->Run([this, pins = std::move(pins), blocks, to] {
+  executors_.general->Run([this, pins = std::move(pins), blocks, to] {
     Promote(pins, blocks, to);
     MutexLock lock(mutex_);
     --promotions_queued_;
@@ -278,17 +272,25 @@ void TierManager::StartPromotion(std::shared_ptr<const PinSet> pins, uint32_t bl
 }
 
 void TierManager::Promote(const std::shared_ptr<const PinSet>& pins, uint32_t blocks, TierKind to) {
+  if (blocks == 0) return;
+  size_t parts = 0;
+  {
+    MutexLock lock(mutex_);
+    parts = index_.parts(pins->blocks().front()).size();
+  }
+  std::vector<std::unique_ptr<FetchSession>> sessions;
+  for (uint16_t part = 0; part < parts; ++part) {
+    sessions.push_back(std::make_unique<FetchSession>(this, pins, 0, blocks, part));
+  }
+  const TimePoint deadline = clock_->Now() + kBackgroundLimit;
   for (uint32_t i = 0; i < blocks; ++i) {
     const EntryId block = pins->blocks()[i];
-    uint16_t parts = 0;
     {
       MutexLock lock(mutex_);
       if (index_.CompleteIn(block, to)) continue;
-      parts = index_.entry(block).part_count;
     }
     for (uint16_t part = 0; part < parts; ++part) {
-      const absl::StatusOr<PartView> view =
-          ReadPart(block, part, pins, clock_->Now() + kBackgroundLimit);
+      const absl::StatusOr<PartView> view = sessions[part]->Read(i, deadline);
       if (!view.ok()) return;
       // Not past a block that found no room: a child must not outlive its parent up there.
       if (to == TierKind::kGpu && !PromoteToGpu(block, part, *view)) return;
@@ -302,18 +304,22 @@ bool TierManager::PromoteToGpu(EntryId block, uint16_t part, const PartView& vie
   op.checksum = view.checksum;
   op.owner = ToOwner(block, part);
   const TimePoint deadline = clock_->Now() + kBackgroundLimit;
-  const Location at = WriteWithRoom(TierKind::kGpu, std::move(op), deadline);
-  if (at == kNoLocation) return false;
+  do {
+    op.status = absl::OkStatus();
+    gpu_->Write(std::span(&op, 1), deadline);
+  } while (absl::IsResourceExhausted(op.status) &&
+           MakeRoom(TierKind::kGpu, op.from.size(), deadline));
+  if (!op.status.ok()) return false;
   Erasures erasures;
   {
     MutexLock lock(mutex_);
     if (index_.parts(block)[part].at[static_cast<int>(TierKind::kGpu)] != kNoLocation) {
-      erasures.at[static_cast<int>(TierKind::kGpu)].push_back(at);  // somebody was faster
+      erasures.at[static_cast<int>(TierKind::kGpu)].push_back(op.location);  // another was faster
     } else {
       TierStats& gpu = counts_.tiers[static_cast<int>(TierKind::kGpu)];
       ++gpu.promotions;
       gpu.bytes_written += view.bytes.size();
-      SetLocationLocked(block, part, TierKind::kGpu, at);
+      SetLocationLocked(block, part, TierKind::kGpu, op.location);
     }
   }
   Erase(erasures);
@@ -404,6 +410,21 @@ void TierManager::Shrink(TierKind kind) {
   }
 }
 
+absl::Status TierManager::ResizeMemory(TierKind kind, uint64_t bytes) {
+  const uint64_t previous = tier(kind)->usage().capacity_bytes;
+  tier(kind)->SetCapacity(bytes);
+  if (bytes > previous) {
+    const absl::Status taken = memory_tier(kind)->pool().Prefault(nullptr);
+    if (!taken.ok()) {
+      tier(kind)->SetCapacity(previous);
+      Shrink(kind);
+      return Annotate(taken, absl::StrCat("capacity_bytes ", bytes));
+    }
+  }
+  Shrink(kind);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ResizeResult> TierManager::SetCapacity(TierKind kind, uint64_t bytes) {
   if (tier(kind) == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("tier ", std::string(TierName(kind)),
@@ -414,21 +435,10 @@ absl::StatusOr<ResizeResult> TierManager::SetCapacity(TierKind kind, uint64_t by
   const uint64_t evicted_before = evictions();
   ResizeResult result;
   result.previous_bytes = tier(kind)->usage().capacity_bytes;
-  tier(kind)->SetCapacity(bytes);
-  if (memory_tier(kind) != nullptr) {
-    if (bytes > result.previous_bytes) {
-      const absl::Status taken = memory_tier(kind)->pool().Prefault(nullptr);
-      if (!taken.ok()) {
-        tier(kind)->SetCapacity(result.previous_bytes);
-        Shrink(kind);
-        return Annotate(taken, absl::StrCat("capacity_bytes ", bytes));
-      }
-    }
-    Shrink(kind);
+  if (kind == TierKind::kSsd) {
+    KVTIER_RETURN_IF_ERROR(Annotate(ResizeSsd(bytes), absl::StrCat("capacity_bytes ", bytes)));
   } else {
-    const TimePoint deadline = clock_->Now() + kBackgroundLimit;
-    while (tier(kind)->usage().used_bytes > bytes && EvictOldest(kind, deadline)) {
-    }
+    KVTIER_RETURN_IF_ERROR(ResizeMemory(kind, bytes));
   }
   result.evicted_blocks = evictions() - evicted_before;
   result.backed_bytes = tier(kind)->usage().backed_bytes;

@@ -283,10 +283,12 @@ class ModelTest : public ::testing::TestWithParam<Config> {
 
   void CheckCapacities() {
     const ManagerStats stats = fixture_.manager().stats();
-    for (const TierStats& tier : stats.tiers) {
-      if (tier.on && stats.pinned_blocks == 0) {
-        ASSERT_LE(tier.usage.used_bytes, tier.usage.capacity_bytes);
-      }
+    for (TierKind kind : kAllTiers) {
+      const TierStats& tier = stats.tiers[static_cast<int>(kind)];
+      if (!tier.on || stats.pinned_blocks > 0) continue;
+      // A segment that was in use when it was to leave goes later; see LogTier::BytesFor.
+      const uint64_t late = kind == TierKind::kSsd ? 2 * GetParam().sizes.ssd_segment : 0;
+      ASSERT_LE(tier.usage.used_bytes, tier.usage.capacity_bytes + late);
     }
   }
 

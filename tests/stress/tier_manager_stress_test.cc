@@ -144,10 +144,18 @@ TEST_P(StressTest, NoForeignByteAndNothingLeft) {
   const auto tier = [&](TierKind kind, uint64_t bytes) {
     return bytes == 0 ? nullptr : std::make_unique<MemoryTier>(kind, device.get(), bytes);
   };
-  std::optional<ThreadPool> background(std::in_place, 2);
+  std::optional<ThreadPool> general(std::in_place, 2);
+  std::optional<ThreadPool> ssd_reader(std::in_place, 2);
+  std::optional<ThreadPool> ssd_writer(std::in_place, 1);
   const TierSizes sizes = GetParam();
+  std::unique_ptr<LogTier> ssd;
+  if (sizes.ssd > 0) {
+    ssd = std::make_unique<FakeLogTier>(std::make_shared<FakeMedium>(), sizes.ssd,
+                                        sizes.ssd_segment);
+  }
   TierManager manager({}, tier(TierKind::kGpu, sizes.gpu), tier(TierKind::kRam, sizes.ram),
-                      tier(TierKind::kSsd, sizes.ssd), &*background, &clock);
+                      std::move(ssd), {&*general, &*ssd_reader, &*ssd_writer}, &clock);
+  manager.Restore();
   const std::vector<ModelSpec> specs = {OpaqueModel("one", {3000}),
                                         OpaqueModel("two", {2000, 5000})};
   for (const ModelSpec& spec : specs) ASSERT_TRUE(manager.AddModel(spec).ok());
@@ -160,7 +168,9 @@ TEST_P(StressTest, NoForeignByteAndNothingLeft) {
       threads.Run([worker = workers.back().get()] { worker->Run(); });
     }
   }
-  background.reset();  // finishes the promotions
+  general.reset();  // each finishes what was queued, and what that still queues
+  ssd_reader.reset();
+  ssd_writer.reset();
   uint64_t served = 0;
   for (const auto& worker : workers) served += worker->served();
   EXPECT_GT(served, 100u);

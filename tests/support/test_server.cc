@@ -10,6 +10,7 @@
 #include "common/channel_args.h"
 #include "common/check.h"
 #include "storage/memory_tier.h"
+#include "tests/support/fake_log_tier.h"
 
 namespace kvtier {
 
@@ -18,13 +19,18 @@ TestServer::TestServer(TestServerOptions options) : memory_(MakeHostMemory()) {
   KVTIER_CHECK(mkdtemp(path) != nullptr);
   directory_ = path;
   executor_ = std::make_unique<ThreadPool>(2);
+  ssd_reader_ = std::make_unique<ThreadPool>(2);
+  ssd_writer_ = std::make_unique<ThreadPool>(1);
   auto ram = std::make_unique<MemoryTier>(TierKind::kRam, memory_.get(), options.ram_bytes);
-  std::unique_ptr<Tier> ssd;
+  std::unique_ptr<LogTier> ssd;
   if (options.ssd_bytes > 0) {
-    ssd = std::make_unique<MemoryTier>(TierKind::kSsd, memory_.get(), options.ssd_bytes);
+    ssd = std::make_unique<FakeLogTier>(std::make_shared<FakeMedium>(), options.ssd_bytes,
+                                        options.ssd_bytes / 16);
   }
-  manager_ = std::make_unique<TierManager>(options.manager, nullptr, std::move(ram), std::move(ssd),
-                                           executor_.get(), &clock_);
+  manager_ = std::make_unique<TierManager>(
+      options.manager, nullptr, std::move(ram), std::move(ssd),
+      ManagerExecutors{executor_.get(), ssd_reader_.get(), ssd_writer_.get()}, &clock_);
+  manager_->Restore();
   registry_ = std::make_unique<CallRegistry>(options.max_streams_per_client, &clock_);
   service_ = MakeKvCacheService(std::move(options.service), manager_.get(), registry_.get(),
                                 executor_.get(), &clock_, &stats_);
@@ -39,12 +45,10 @@ TestServer::TestServer(TestServerOptions options) : memory_(MakeHostMemory()) {
 
 TestServer::~TestServer() {
   Stop();
-  executor_.reset();  // finishes what was queued
+  executor_.reset();  // each finishes what was queued
+  ssd_reader_.reset();
+  ssd_writer_.reset();
   service_.reset();
-  // The stand-in for the SSD keeps its bytes in slots, which must be free when it goes.
-  for (const ModelInfo& model : manager_->ListModels()) {
-    KVTIER_CHECK(manager_->ResetModel(model.id).ok());
-  }
   manager_.reset();
   unlink((directory_ + "/kvtier.sock").c_str());
   rmdir(directory_.c_str());

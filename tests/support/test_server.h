@@ -20,7 +20,7 @@ namespace kvtier {
 
 struct TestServerOptions {
   uint64_t ram_bytes = uint64_t{64} << 20;
-  uint64_t ssd_bytes = 0;  // > 0: a memory tier stands in for the SSD
+  uint64_t ssd_bytes = 0;  // > 0: FakeLogTier stands in for the SSD
   ManagerOptions manager;
   ServiceOptions service;
   uint32_t max_streams_per_client = 128;
@@ -46,6 +46,8 @@ class TestServer {
   ManualClock clock_;
   std::unique_ptr<DeviceMemory> memory_;
   std::unique_ptr<ThreadPool> executor_;
+  std::unique_ptr<ThreadPool> ssd_reader_;
+  std::unique_ptr<ThreadPool> ssd_writer_;
   std::unique_ptr<TierManager> manager_;
   std::unique_ptr<CallRegistry> registry_;
   RpcStatsTable stats_;

@@ -40,19 +40,40 @@ std::vector<std::byte> PayloadOf(const BlockKey& key, uint32_t part, uint64_t se
   return out;
 }
 
-TierFixture::TierFixture(TierSizes sizes, ManagerOptions options) : device_(MakeHostMemory()) {
+TierFixture::TierFixture(TierSizes sizes, ManagerOptions options)
+    : sizes_(sizes), options_(options), device_(MakeHostMemory()) {
+  Start({});
+}
+
+// Queued tasks hold pins.
+TierFixture::~TierFixture() {
+  executor_.RunAll();
+  ssd_reader_.RunAll();
+  ssd_writer_.RunAll();
+}
+
+void TierFixture::Start(const std::vector<ModelSpec>& models) {
   const auto tier = [&](TierKind kind, uint64_t bytes) {
     return bytes == 0 ? nullptr : std::make_unique<MemoryTier>(kind, device_.get(), bytes);
   };
-  manager_ = std::make_unique<TierManager>(options, tier(TierKind::kGpu, sizes.gpu),
-                                           tier(TierKind::kRam, sizes.ram),
-                                           tier(TierKind::kSsd, sizes.ssd), &executor_, &clock_);
+  std::unique_ptr<FakeLogTier> ssd;
+  if (sizes_.ssd > 0) {
+    ssd = std::make_unique<FakeLogTier>(medium_, sizes_.ssd, sizes_.ssd_segment);
+  }
+  ssd_ = ssd.get();
+  manager_ = std::make_unique<TierManager>(
+      options_, tier(TierKind::kGpu, sizes_.gpu), tier(TierKind::kRam, sizes_.ram), std::move(ssd),
+      ManagerExecutors{&executor_, &ssd_reader_, &ssd_writer_}, &clock_);
+  for (const ModelSpec& model : models) EXPECT_TRUE(manager_->AddModel(model).ok());
+  manager_->Restore();
 }
 
-TierFixture::~TierFixture() {
-  for (const ModelInfo& model : manager_->ListModels()) {
-    EXPECT_TRUE(manager_->ResetModel(model.id).ok());
-  }
+void TierFixture::Restart(const std::vector<ModelSpec>& models) {
+  executor_.RunAll();
+  ssd_reader_.RunAll();
+  ssd_writer_.RunAll();
+  manager_.reset();
+  Start(models);
 }
 
 PromptRef TierFixture::Prompt(const ModelSpec& model, const std::vector<uint32_t>& tokens,

@@ -12,13 +12,15 @@
 #include "gpu/device_memory.h"
 #include "storage/sessions.h"
 #include "storage/tier_manager.h"
+#include "tests/support/fake_log_tier.h"
 
 namespace kvtier {
 
 struct TierSizes {
   uint64_t gpu = 0;  // 0: off
   uint64_t ram = 0;
-  uint64_t ssd = 0;  // a memory tier stands in for the SSD
+  uint64_t ssd = 0;                 // FakeLogTier stands in for the SSD
+  uint64_t ssd_segment = 16 << 10;  // its segments
 };
 
 // A model of opaque parts.
@@ -36,13 +38,16 @@ std::vector<std::byte> PayloadOf(const BlockKey& key, uint32_t part, uint64_t se
 class TierFixture {
  public:
   explicit TierFixture(TierSizes sizes, ManagerOptions options = {});
-
-  // The stand-in for the SSD keeps its bytes in slots, which must be free when it goes.
   ~TierFixture();
 
   TierManager& manager() { return *manager_; }
   ManualClock& clock() { return clock_; }
-  ManualExecutor& executor() { return executor_; }
+  ManualExecutor& executor() { return executor_; }  // promotions
+  ManualExecutor& ssd_writer() { return ssd_writer_; }
+  FakeLogTier& ssd() { return *ssd_; }
+  // A crash and a new start: what is on the SSD is there again, for models that are added by
+  // `models`. No session, lease or view of the old manager may be left.
+  void Restart(const std::vector<ModelSpec>& models);
   TimePoint deadline() const { return clock_.Now() + std::chrono::hours(1); }
 
   // The prompt keeps `tokens` by reference.
@@ -62,9 +67,17 @@ class TierFixture {
              uint32_t part = 0, uint64_t serial = 0, const Namespace& name = {});
 
  private:
+  void Start(const std::vector<ModelSpec>& models);
+
+  const TierSizes sizes_;
+  const ManagerOptions options_;
   ManualClock clock_;
   ManualExecutor executor_;
+  ManualExecutor ssd_reader_;
+  ManualExecutor ssd_writer_;
   std::unique_ptr<DeviceMemory> device_;
+  std::shared_ptr<FakeMedium> medium_ = std::make_shared<FakeMedium>();
+  FakeLogTier* ssd_ = nullptr;  // the manager's
   std::unique_ptr<TierManager> manager_;
 };
 
