@@ -83,7 +83,6 @@ class RocksArm : public Interface {
   absl::Status Read(uint64_t block, Buffer& to) override {
     rocksdb::ReadOptions options;
     options.fill_cache = false;
-    options.verify_checksums = VerifiesChecksums();
     rocksdb::PinnableSlice value;
     const rocksdb::Status got = db_->Get(options, db_->DefaultColumnFamily(), Key(block), &value);
     if (got.IsNotFound()) return absl::NotFoundError(absl::StrCat("block ", block));
@@ -102,7 +101,6 @@ class RocksArm : public Interface {
  protected:
   virtual rocksdb::Options MakeOptions() = 0;
   virtual std::string Key(uint64_t block) const = 0;
-  virtual bool VerifiesChecksums() const { return true; }
   virtual absl::Status AfterOpen() { return absl::OkStatus(); }
 
   rocksdb::Options CommonOptions() {
@@ -297,8 +295,6 @@ class IngestArm final : public RocksArm<FileLog> {
   std::string Key(uint64_t block) const override {
     return BigEndian(block / kBatch) + BigEndian(block % kBatch);
   }
-  // The tier's records carry a checksum of their own.
-  bool VerifiesChecksums() const override { return false; }
   absl::Status AfterOpen() override { return ReadLists(); }
 
  private:
