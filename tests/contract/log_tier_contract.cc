@@ -8,7 +8,6 @@
 #include "common/check.h"
 #include "common/executor.h"
 #include "tests/contract/tier_contract.h"
-#include "tests/support/pool_owner.h"
 #include "tests/support/seed.h"
 
 namespace kvtier {

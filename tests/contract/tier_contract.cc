@@ -5,7 +5,6 @@
 #include <array>
 
 #include "common/executor.h"
-#include "tests/support/pool_owner.h"
 
 namespace kvtier {
 namespace {
@@ -31,22 +30,6 @@ bool LivesRight(Tier* tier, uint64_t tag, uint64_t bytes) {
 }  // namespace
 
 TimePoint Later() { return SteadyClock().Now() + std::chrono::hours(1); }
-
-std::string IdentityOf(uint64_t tag) { return absl::StrCat("tokens of ", tag); }
-
-PartIdentity PartOf(uint64_t tag, const std::string& identity) {
-  PartIdentity id;
-  id.model = Digest128::Of("model");
-  id.root = FingerprintOf("root");
-  id.key = Digest128::Of(absl::StrCat("key ", tag));
-  id.parent = Digest128::Of(absl::StrCat("parent ", tag));
-  id.identity = identity;
-  id.depth = static_cast<uint32_t>(tag);
-  id.part = static_cast<uint16_t>(tag % 3);
-  id.part_count = 3;
-  id.carried = static_cast<uint8_t>(tag % 5);
-  return id;
-}
 
 void TierContractTest::SetUp() {
   absl::StatusOr<TierUnderTest> made = GetParam().make(kContractCapacity);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "storage/tier.h"
+#include "tests/support/test_parts.h"
 
 namespace kvtier {
 
@@ -44,13 +45,6 @@ struct WrittenPart {
 };
 
 TimePoint Later();
-std::string IdentityOf(uint64_t tag);
-// Every field differs between tags that are near each other, save for the model and the root.
-// `identity` must outlive it.
-PartIdentity PartOf(uint64_t tag, const std::string& identity);
-inline bool IsMiss(const absl::Status& status) {
-  return absl::IsNotFound(status) || absl::IsDataLoss(status);
-}
 
 class TierContractTest : public testing::TestWithParam<TierFactory> {
  protected:

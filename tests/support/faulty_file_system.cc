@@ -47,8 +47,7 @@ class FaultyFileSystem::SequentialFile final : public rocksdb::FSSequentialFileO
                 IODebugContext* debug) override {
     IOStatus status = fs_->Enter(FileCall::kRead);
     if (!status.ok()) return status;
-    const size_t wanted = fs_->TakeShortRead() ? bytes / 2 : bytes;
-    status = FSSequentialFileOwnerWrapper::Read(wanted, options, result, scratch, debug);
+    status = FSSequentialFileOwnerWrapper::Read(bytes, options, result, scratch, debug);
     if (!status.ok()) return status;
     fs_->Distort(name_, offset_, scratch, result);
     offset_ += result->size();
@@ -58,8 +57,7 @@ class FaultyFileSystem::SequentialFile final : public rocksdb::FSSequentialFileO
                           char* scratch, IODebugContext* debug) override {
     IOStatus status = fs_->Enter(FileCall::kRead);
     if (!status.ok()) return status;
-    const size_t wanted = fs_->TakeShortRead() ? bytes / 2 : bytes;
-    status = FSSequentialFileOwnerWrapper::PositionedRead(offset, wanted, options, result, scratch,
+    status = FSSequentialFileOwnerWrapper::PositionedRead(offset, bytes, options, result, scratch,
                                                           debug);
     if (status.ok()) fs_->Distort(name_, offset, scratch, result);
     return status;
@@ -85,8 +83,7 @@ class FaultyFileSystem::RandomAccessFile final : public rocksdb::FSRandomAccessF
                 char* scratch, IODebugContext* debug) const override {
     IOStatus status = fs_->Enter(FileCall::kRead);
     if (!status.ok()) return status;
-    const size_t wanted = fs_->TakeShortRead() ? bytes / 2 : bytes;
-    status = FSRandomAccessFileOwnerWrapper::Read(offset, wanted, options, result, scratch, debug);
+    status = FSRandomAccessFileOwnerWrapper::Read(offset, bytes, options, result, scratch, debug);
     if (status.ok()) fs_->Distort(name_, offset, scratch, result);
     return status;
   }
@@ -141,12 +138,9 @@ class FaultyFileSystem::WritableFile final : public rocksdb::FSWritableFileOwner
     if (status.ok()) fs_->unsynced_.SetBytes(state_, bytes);
     return status;
   }
-  IOStatus Sync(const IOOptions& options, IODebugContext* debug) override {
-    IOStatus status = fs_->Enter(FileCall::kSync);
-    if (!status.ok()) return status;
-    const uint64_t bytes = fs_->unsynced_.BytesOf(state_);
-    status = FSWritableFileOwnerWrapper::Sync(options, debug);
-    if (status.ok()) fs_->unsynced_.Synced(state_, bytes);
+  IOStatus Sync(const IOOptions& /*options*/, IODebugContext* /*debug*/) override {
+    const IOStatus status = fs_->Enter(FileCall::kSync);
+    if (status.ok()) fs_->unsynced_.Synced(state_);
     return status;
   }
   IOStatus Fsync(const IOOptions& options, IODebugContext* debug) override {
@@ -172,9 +166,8 @@ class FaultyFileSystem::Directory final : public rocksdb::FSDirectoryWrapper {
             std::unique_ptr<rocksdb::FSDirectory> directory)
       : FSDirectoryWrapper(std::move(directory)), fs_(fs), name_(name) {}
 
-  IOStatus Fsync(const IOOptions& options, IODebugContext* debug) override {
-    IOStatus status = fs_->Enter(FileCall::kSyncDirectory);
-    if (status.ok()) status = FSDirectoryWrapper::Fsync(options, debug);
+  IOStatus Fsync(const IOOptions& /*options*/, IODebugContext* /*debug*/) override {
+    const IOStatus status = fs_->Enter(FileCall::kSyncDirectory);
     if (status.ok()) fs_->unsynced_.DirectorySynced(name_);
     return status;
   }
@@ -267,16 +260,13 @@ IOStatus FaultyFileSystem::Enter(FileCall kind) {
   return failing_with_;
 }
 
-bool FaultyFileSystem::TakeShortRead() {
-  MutexLock lock(mutex_);
-  if (short_reads_ == 0) return false;
-  --short_reads_;
-  return true;
-}
-
 void FaultyFileSystem::Distort(const std::string& name, uint64_t offset, char* scratch,
                                Slice* result) {
   MutexLock lock(mutex_);
+  if (short_reads_ > 0) {
+    --short_reads_;
+    *result = Slice(result->data(), result->size() / 2);
+  }
   const auto flips = flips_.find(name);
   if (flips == flips_.end()) return;
   for (const uint64_t at : flips->second) {

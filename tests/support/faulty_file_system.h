@@ -32,7 +32,8 @@ enum class FileCall {
 };
 inline constexpr int kFileCalls = static_cast<int>(FileCall::kOther) + 1;
 
-// Thread-safe. Writes of rocksdb's own info log are not seen.
+// Thread-safe. Nothing is really synced, which is slow: the only power cuts are those of a test.
+// What is written past it (rocksdb's info log, std::filesystem) is not seen.
 class FaultyFileSystem final : public rocksdb::FileSystemWrapper {
  public:
   explicit FaultyFileSystem(const std::shared_ptr<rocksdb::FileSystem>& base)
@@ -127,9 +128,8 @@ class FaultyFileSystem final : public rocksdb::FileSystemWrapper {
 
   // What each call does first.
   rocksdb::IOStatus Enter(FileCall kind);
-  // The bytes of a read as the caller shall see them.
+  // Makes of what was read what the caller shall see.
   void Distort(const std::string& name, uint64_t offset, char* scratch, rocksdb::Slice* result);
-  bool TakeShortRead();
 
   UnsyncedFiles unsynced_;
   std::array<Gate, kFileCalls> gates_;

@@ -123,10 +123,10 @@ uint64_t UnsyncedFiles::BytesOf(const FilePtr& file) const {
   return file->bytes;
 }
 
-void UnsyncedFiles::Synced(const FilePtr& file, uint64_t bytes) {
+void UnsyncedFiles::Synced(const FilePtr& file) {
   if (file == nullptr) return;
   MutexLock lock(mutex_);
-  file->synced_bytes = std::min(std::max(file->synced_bytes, bytes), file->bytes);
+  file->synced_bytes = file->bytes;
 }
 
 void UnsyncedFiles::Drop(uint64_t seed) {

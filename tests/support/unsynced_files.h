@@ -43,8 +43,7 @@ class UnsyncedFiles {
   void SetBytes(const FilePtr& file, uint64_t bytes);
   void Grow(const FilePtr& file, uint64_t to_bytes);
   uint64_t BytesOf(const FilePtr& file) const;
-  // What was there when the sync began is safe.
-  void Synced(const FilePtr& file, uint64_t bytes);
+  void Synced(const FilePtr& file);
 
   // Takes it away, save for what the seed lets survive: of each folder's changes the first few, of
   // each tail a part, perhaps with zeros in it. No file may be open.
