@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "storage/rocksdb_staged_file.h"
 
 namespace kvtier {
 namespace {
@@ -213,7 +214,7 @@ void SetOwnFiles(rocksdb::Options* options) {
 std::unique_ptr<rocksdb::Options> MakeOptions(const RocksdbStoreOptions& settings,
                                               rocksdb::Env* env) {
   auto options = std::make_unique<rocksdb::Options>();
-  if (env != nullptr) options->env = env;
+  options->env = env;
   options->use_direct_reads = settings.direct_io;
   options->use_direct_io_for_flush_and_compaction = settings.direct_io;
   SetOpening(options.get());
@@ -227,8 +228,10 @@ std::unique_ptr<rocksdb::Options> MakeOptions(const RocksdbStoreOptions& setting
 
 RocksdbStore::RocksdbStore(const RocksdbStoreOptions& options)
     : settings_(options),
-      env_(options.file_system == nullptr ? nullptr
-                                          : rocksdb::NewCompositeEnv(options.file_system)),
+      file_system_(std::make_shared<StagedFileSystem>(
+          options.file_system == nullptr ? rocksdb::FileSystem::Default() : options.file_system,
+          StagedPath())),
+      env_(rocksdb::NewCompositeEnv(file_system_)),
       options_(MakeOptions(settings_, env_.get())) {}
 
 RocksdbStore::~RocksdbStore() = default;
@@ -320,8 +323,10 @@ absl::StatusOr<StoreFile> RocksdbStore::WriteStaged(const std::string& path, con
     if (status.ok()) status = writer.Put(pair.key + kBodySuffix, SliceOf(pair.body));
   }
   if (status.ok() && !file.end_key.empty()) status = writer.Put(file.end_key, rocksdb::Slice());
+  const uint64_t tail_offset = writer.FileSize();  // where the last entry's block will begin
   rocksdb::ExternalSstFileInfo info;
   if (status.ok()) status = writer.Finish(&info);
+  if (status.ok()) status = file_system_->Load(tail_offset);
   if (!status.ok()) return WriteError(status);
   return StoreFile{std::move(info.smallest_key), std::move(info.largest_key),
                    DiskBytes(info.file_size)};

@@ -24,6 +24,8 @@ struct Options;
 
 namespace kvtier {
 
+class StagedFileSystem;
+
 struct RocksdbStoreOptions {
   std::string directory;
   bool direct_io = false;                            // the filesystem must be able to
@@ -99,7 +101,8 @@ class RocksdbStore {
   std::string StagedPath() const;
 
   const RocksdbStoreOptions settings_;
-  std::unique_ptr<rocksdb::Env> env_;  // null: RocksDB's default
+  const std::shared_ptr<StagedFileSystem> file_system_;
+  const std::unique_ptr<rocksdb::Env> env_;
   std::unique_ptr<rocksdb::Options> options_;
   std::unique_ptr<rocksdb::DB> db_;
 };
