@@ -323,8 +323,10 @@ absl::StatusOr<StoreReport> Client::Store(const Prompt& prompt, const StoreParam
                                           std::span<const std::span<const std::byte>> payloads) {
   KVTIER_RETURN_IF_ERROR(CheckPayloads(payloads));
   KVTIER_ASSIGN_OR_RETURN(const EncodedPrompt encoded, EncodedPrompt::Make(prompt));
-  KVTIER_ASSIGN_OR_RETURN(const uint32_t present,
+  KVTIER_ASSIGN_OR_RETURN(uint32_t present,
                           CountPresent(core_.get(), encoded, params, payloads.size()));
+  // Present is not durable: naming the last block makes all before it durable too.
+  if (params.durability == StoreDurability::kDurable && present == payloads.size()) --present;
   StoreReport report;
   report.blocks.resize(payloads.size());
   std::fill_n(report.blocks.begin(), present,

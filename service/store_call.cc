@@ -77,6 +77,10 @@ StoreCall::Step StoreCall::NextStep() {
     return Step::kProcess;
   }
   if (!aborted_ && !ended_) return Step::kNone;
+  if (!aborted_ && !kept_ && durable_) {
+    processing_ = true;
+    return Step::kMakeDurable;
+  }
   finished_ = true;
   return Step::kFinish;
 }
@@ -98,6 +102,12 @@ void StoreCall::Pump() {
         }
         Process();
         break;
+      case Step::kMakeDurable:
+        core_->executor->Run([keep] {
+          keep->MakeDurable();
+          keep->Pump();
+        });
+        return;
       case Step::kFinish:
         Finish();
         return;
@@ -164,13 +174,15 @@ absl::Status StoreCall::TakeHeader(wire::StoreHeader* header) {
   KVTIER_ASSIGN_OR_RETURN(const ModelId id, RequireModelId(header->prompt));
   KVTIER_ASSIGN_OR_RETURN(const ServedModel model, core_->models.Get(id));
   KVTIER_ASSIGN_OR_RETURN(const uint32_t part, PartIndex(header->part, model));
-  if (header->durability == v1::DURABILITY_DURABLE) {
+  const bool durable = header->durability == v1::DURABILITY_DURABLE;
+  if (durable && !core_->manager->has_ssd()) {
     return absl::FailedPreconditionError(
         "header.durability is DURABLE, which needs the SSD tier: it is off");
   }
   KVTIER_ASSIGN_OR_RETURN(PromptRef prompt, ToPromptRef(&header->prompt, id, model));
   KVTIER_ASSIGN_OR_RETURN(
       session_, core_->manager->BeginStore(prompt, header->first_block, header->block_count, part));
+  durable_ = durable;
   block_ = session_->first();
   return absl::OkStatus();
 }
@@ -254,6 +266,19 @@ void StoreCall::EndBlock() {
   wanted_ = false;
   ++block_;
   offset_ = 0;
+}
+
+// Blocks stay in RAM when the SSD takes nothing: the client hears that they may not outlive it.
+void StoreCall::MakeDurable() {
+  absl::Status durable = session_->MakeDurable(deadline_);
+  if (!durable.ok() && !absl::IsDeadlineExceeded(durable)) {
+    durable = absl::ResourceExhaustedError(
+        absl::StrCat("held in RAM, but not durable: ", std::string(durable.message())));
+  }
+  MutexLock lock(mutex_);
+  processing_ = false;
+  kept_ = true;
+  if (!durable.ok()) AbortLocked(durable);
 }
 
 // The reply to a stream that the client has ended.

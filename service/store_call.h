@@ -34,7 +34,7 @@ class StoreCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void OnDone() override;
 
  private:
-  enum class Step { kNone, kProcess, kFinish };
+  enum class Step { kNone, kProcess, kMakeDurable, kFinish };
 
   absl::Status Open();
   // Does what can be done now; called whenever something has happened. Any thread.
@@ -51,6 +51,7 @@ class StoreCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   absl::Status StartBlock(const wire::Piece& piece);
   void Land(wire::Slices payload);
   void EndBlock();
+  void MakeDurable();
   absl::Status Complete();
 
   // Constant.
@@ -65,6 +66,7 @@ class StoreCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   uint32_t block_ = 0;        // of the next piece
   uint64_t offset_ = 0;       // of the next piece within the part
   uint64_t checksum_ = 0;     // of the part under way
+  bool durable_ = false;      // the reply waits for the SSD
   bool wanted_ = false;       // the part under way goes into a slot
   RunningChecksum received_;  // of the part under way
   uint32_t mismatches_ = 0;
@@ -78,6 +80,7 @@ class StoreCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   bool arrived_ KVTIER_GUARDED_BY(mutex_) = false;             // incoming_ holds a message
   bool processing_ KVTIER_GUARDED_BY(mutex_) = false;
   bool ended_ KVTIER_GUARDED_BY(mutex_) = false;     // the client has sent all
+  bool kept_ KVTIER_GUARDED_BY(mutex_) = false;      // as durable as was asked for
   bool aborted_ KVTIER_GUARDED_BY(mutex_) = false;   // nothing more is processed
   bool finished_ KVTIER_GUARDED_BY(mutex_) = false;  // Finish has been or is being called
   bool done_ KVTIER_GUARDED_BY(mutex_) = false;      // the context is gone

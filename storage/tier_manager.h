@@ -218,6 +218,7 @@ class TierManager {
   // SSD lacks, most recent first, until `deadline`. Returns how many blocks are left. Blocks.
   uint64_t WriteDownAll(TimePoint deadline);
 
+  bool has_ssd() const { return ssd_ != nullptr; }
   ManagerStats stats() const;
 
   // Aborts when the index, the orders, the pools and the counts disagree. Only while no call is in
