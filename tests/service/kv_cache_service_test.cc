@@ -394,5 +394,49 @@ TEST(LowerTierTest, BlocksBeyondRamComeBack) {
   }
 }
 
+TEST(LowerTierTest, DurableIsAnsweredOnceItIsOnSsd) {
+  TestServerOptions options;
+  options.ssd_bytes = 64 * kMiB;
+  TestServer server(options);
+  ServiceClient client(server.address());
+  const v1::Prompt prompt = TokenPrompt(client.Register("m", {kMiB}), 1, 4);
+  const auto on_ssd = [&] {
+    return server.manager().stats().tiers[static_cast<int>(TierKind::kSsd)].blocks;
+  };
+  client.StoreAll(prompt, 0, Payloads(1, 3, kMiB));
+  EXPECT_EQ(on_ssd(), 0u);
+  v1::StoreResponse response;
+  const std::vector<std::string> last = {Payloads(1, 4, kMiB)[3]};
+  ASSERT_TRUE(client.Store(prompt, 3, last, &response, {}, kMiB, v1::DURABILITY_DURABLE).ok());
+  EXPECT_EQ(response.outcomes(0).status(), v1::STORE_STATUS_STORED);
+  EXPECT_EQ(on_ssd(), 4u);  // those before it too
+  // Naming what is there already is enough.
+  client.StoreAll(TokenPrompt(prompt.model_id(), 2, 2), 0, Payloads(2, 2, kMiB));
+  ASSERT_TRUE(client
+                  .Store(TokenPrompt(prompt.model_id(), 2, 2), 1, {Payloads(2, 2, kMiB)[1]},
+                         &response, {}, kMiB, v1::DURABILITY_DURABLE)
+                  .ok());
+  EXPECT_EQ(response.outcomes(0).status(), v1::STORE_STATUS_ALREADY_PRESENT);
+  EXPECT_EQ(on_ssd(), 6u);
+}
+
+TEST(LowerTierTest, DurableSaysWhenTheSsdTakesNothing) {
+  TestServerOptions options;
+  options.ssd_bytes = 64 * kMiB;
+  TestServer server(options);
+  ServiceClient client(server.address());
+  const v1::Prompt prompt = TokenPrompt(client.Register("m", {kMiB}), 1, 2);
+  server.ssd()->SetWritable(absl::UnavailableError("disk is full"));
+  v1::StoreResponse response;
+  ExpectError(
+      client.Store(prompt, 0, Payloads(1, 2, kMiB), &response, {}, kMiB, v1::DURABILITY_DURABLE),
+      grpc::StatusCode::RESOURCE_EXHAUSTED, {"not durable", "disk is full"});
+  ExpectBlocks(client.Fetch(FetchOf(prompt, 0, 2)), Payloads(1, 2, kMiB));
+  server.ssd()->SetWritable(absl::OkStatus());
+  EXPECT_TRUE(
+      client.Store(prompt, 0, Payloads(1, 2, kMiB), &response, {}, kMiB, v1::DURABILITY_DURABLE)
+          .ok());
+}
+
 }  // namespace
 }  // namespace kvtier

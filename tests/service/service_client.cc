@@ -97,11 +97,13 @@ uint64_t ServiceClient::Lease(const v1::Prompt& prompt, uint32_t lease_ms) {
 
 grpc::Status ServiceClient::Store(const v1::Prompt& prompt, uint32_t first_block,
                                   const std::vector<std::string>& payloads,
-                                  v1::StoreResponse* response, v1::Part part, uint64_t chunk) {
+                                  v1::StoreResponse* response, v1::Part part, uint64_t chunk,
+                                  v1::Durability durability) {
   grpc::ClientContext context;
   std::unique_ptr<StoreStream> stream = stub_->Store(&context, response);
   v1::StoreRequest header = HeaderOf(prompt, first_block, payloads.size());
   *header.mutable_header()->mutable_part() = part;
+  header.mutable_header()->set_durability(durability);
   bool writable = stream->Write(header);
   v1::StoreRequest message;
   uint64_t room = chunk;

@@ -39,7 +39,8 @@ class ServiceClient {
   // Stores `payloads` from first_block on in messages of at most `chunk` bytes of payload.
   grpc::Status Store(const v1::Prompt& prompt, uint32_t first_block,
                      const std::vector<std::string>& payloads, v1::StoreResponse* response,
-                     v1::Part part = {}, uint64_t chunk = 1 << 20);
+                     v1::Part part = {}, uint64_t chunk = 1 << 20,
+                     v1::Durability durability = v1::DURABILITY_UNSPECIFIED);
   // The same, and every block must be STORED.
   void StoreAll(const v1::Prompt& prompt, uint32_t first_block,
                 const std::vector<std::string>& payloads, v1::Part part = {});

@@ -10,7 +10,6 @@
 #include "common/channel_args.h"
 #include "common/check.h"
 #include "storage/memory_tier.h"
-#include "tests/support/fake_log_tier.h"
 
 namespace kvtier {
 
@@ -22,11 +21,12 @@ TestServer::TestServer(TestServerOptions options) : memory_(MakeHostMemory()) {
   ssd_reader_ = std::make_unique<ThreadPool>(2);
   ssd_writer_ = std::make_unique<ThreadPool>(1);
   auto ram = std::make_unique<MemoryTier>(TierKind::kRam, memory_.get(), options.ram_bytes);
-  std::unique_ptr<LogTier> ssd;
+  std::unique_ptr<FakeLogTier> ssd;
   if (options.ssd_bytes > 0) {
     ssd = std::make_unique<FakeLogTier>(std::make_shared<FakeMedium>(), options.ssd_bytes,
                                         options.ssd_bytes / 16);
   }
+  ssd_ = ssd.get();
   manager_ = std::make_unique<TierManager>(
       options.manager, nullptr, std::move(ram), std::move(ssd),
       ManagerExecutors{executor_.get(), ssd_reader_.get(), ssd_writer_.get()}, &clock_);

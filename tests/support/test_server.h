@@ -15,6 +15,7 @@
 #include "service/kv_cache_service.h"
 #include "service/rpc_stats.h"
 #include "storage/tier_manager.h"
+#include "tests/support/fake_log_tier.h"
 
 namespace kvtier {
 
@@ -34,6 +35,7 @@ class TestServer {
 
   std::string address() const;  // "unix:..."
   TierManager& manager() { return *manager_; }
+  FakeLogTier* ssd() { return ssd_; }  // null when off
   CallRegistry& registry() { return *registry_; }
   ManualClock& clock() { return clock_; }
   const RpcStatsTable& stats() const { return stats_; }
@@ -48,6 +50,7 @@ class TestServer {
   std::unique_ptr<ThreadPool> executor_;
   std::unique_ptr<ThreadPool> ssd_reader_;
   std::unique_ptr<ThreadPool> ssd_writer_;
+  FakeLogTier* ssd_ = nullptr;  // the manager's
   std::unique_ptr<TierManager> manager_;
   std::unique_ptr<CallRegistry> registry_;
   RpcStatsTable stats_;

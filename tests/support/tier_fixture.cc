@@ -40,6 +40,15 @@ std::vector<std::byte> PayloadOf(const BlockKey& key, uint32_t part, uint64_t se
   return out;
 }
 
+PromptRef TokenPromptOf(const ModelSpec& model, const std::vector<uint32_t>& tokens,
+                        const Namespace& name) {
+  const uint32_t block_bytes = model.block_tokens * 4;
+  std::string canonical = CanonicalRoot(SpecId(model), name, PromptKind::kTokens, block_bytes);
+  const std::string_view bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 4);
+  const BlockKey root = Digest128::Of(canonical);
+  return PromptRef{SpecId(model), std::move(canonical), PromptCursor(root, {bytes}, block_bytes)};
+}
+
 TierFixture::TierFixture(TierSizes sizes, ManagerOptions options)
     : sizes_(sizes), options_(options), device_(MakeHostMemory()) {
   Start({});
@@ -78,11 +87,7 @@ void TierFixture::Restart(const std::vector<ModelSpec>& models) {
 
 PromptRef TierFixture::Prompt(const ModelSpec& model, const std::vector<uint32_t>& tokens,
                               const Namespace& name) const {
-  const uint32_t block_bytes = model.block_tokens * 4;
-  std::string canonical = CanonicalRoot(SpecId(model), name, PromptKind::kTokens, block_bytes);
-  const std::string_view bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * 4);
-  const BlockKey root = Digest128::Of(canonical);
-  return PromptRef{SpecId(model), std::move(canonical), PromptCursor(root, {bytes}, block_bytes)};
+  return TokenPromptOf(model, tokens, name);
 }
 
 BlockKey TierFixture::Root(const ModelSpec& model, const Namespace& name) const {

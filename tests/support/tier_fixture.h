@@ -35,6 +35,10 @@ std::vector<uint32_t> Tokens(uint32_t seed, uint32_t blocks, uint32_t block_toke
 std::vector<std::byte> PayloadOf(const BlockKey& key, uint32_t part, uint64_t serial,
                                  uint64_t bytes);
 
+// The prompt keeps `tokens` by reference.
+PromptRef TokenPromptOf(const ModelSpec& model, const std::vector<uint32_t>& tokens,
+                        const Namespace& name = {});
+
 class TierFixture {
  public:
   explicit TierFixture(TierSizes sizes, ManagerOptions options = {});
