@@ -5,12 +5,14 @@
 #include <rocksdb/env.h>
 #include <rocksdb/file_system.h>
 #include <rocksdb/flush_block_policy.h>
+#include <rocksdb/listener.h>
 #include <rocksdb/sst_file_writer.h>
 #include <rocksdb/table.h>
 #include <rocksdb/table_properties.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <exception>
@@ -49,6 +51,25 @@ class ErrorLogger final : public rocksdb::Logger {
       Logv(format, arguments);
     }
   }
+};
+
+// Hears of errors that RocksDB holds on to. It is not to clear them by itself, nor are we by
+// Resume: in 7.8 a database that has resumed after a full disk can still be half stopped, and then
+// ends the process when a file is ingested.
+class StopListener final : public rocksdb::EventListener {
+ public:
+  explicit StopListener(std::shared_ptr<std::atomic<bool>> stopped)
+      : stopped_(std::move(stopped)) {}
+  void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status*) override {
+    *stopped_ = true;
+  }
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
+                            bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> stopped_;
 };
 
 // Puts the same text into the properties of every table that is built with it.
@@ -232,7 +253,10 @@ RocksdbStore::RocksdbStore(const RocksdbStoreOptions& options)
           options.file_system == nullptr ? rocksdb::FileSystem::Default() : options.file_system,
           StagedPath())),
       env_(rocksdb::NewCompositeEnv(file_system_)),
-      options_(MakeOptions(settings_, env_.get())) {}
+      stopped_(std::make_shared<std::atomic<bool>>(false)),
+      options_(MakeOptions(settings_, env_.get())) {
+  options_->listeners = {std::make_shared<StopListener>(stopped_)};
+}
 
 RocksdbStore::~RocksdbStore() = default;
 
@@ -341,6 +365,7 @@ absl::Status RocksdbStore::Ingest(const std::string& path) {
   ingest.write_global_seqno = false;
   ingest.allow_blocking_flush = false;
   ingest.fail_if_not_bottommost_level = true;
+  if (stopped()) return absl::UnavailableError("RocksDB has stopped after an error");
   return WriteError(db_->IngestExternalFile({path}, ingest));
 }
 
@@ -401,6 +426,6 @@ absl::Status RocksdbStore::ProbeWrite() {
   return status;
 }
 
-absl::Status RocksdbStore::Resume() { return WriteError(db_->Resume()); }
+bool RocksdbStore::stopped() const { return *stopped_; }
 
 }  // namespace kvtier

@@ -5,6 +5,7 @@
 // its log or memtable. All calls block on I/O.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -88,8 +89,8 @@ class RocksdbStore {
 
   // Writes and removes a small file: whether the medium takes bytes at all.
   absl::Status ProbeWrite();
-  // Clears an error that RocksDB holds on to. Not OK: only closing and opening can help.
-  absl::Status Resume();
+  // After an error that RocksDB holds on to. Reading goes on; only closing and opening can help.
+  bool stopped() const;
 
  private:
   explicit RocksdbStore(const RocksdbStoreOptions& options);
@@ -103,6 +104,7 @@ class RocksdbStore {
   const RocksdbStoreOptions settings_;
   const std::shared_ptr<StagedFileSystem> file_system_;
   const std::unique_ptr<rocksdb::Env> env_;
+  const std::shared_ptr<std::atomic<bool>> stopped_;
   std::unique_ptr<rocksdb::Options> options_;
   std::unique_ptr<rocksdb::DB> db_;
 };

@@ -559,20 +559,15 @@ void SsdTier::TryToServe() {
 }
 
 // Space that dead files hold may be just what is missing, so they go first. RocksDB is closed only
-// when it will not clear its own error: reading goes on until then.
+// when it holds on to an error and the medium takes bytes again: reading goes on until then.
 absl::Status SsdTier::GetWell() {
-  if (state() == SsdState::kReadOnly) {
-    RetireDead().IgnoreError();
-    KVTIER_RETURN_IF_ERROR(CheckFreeSpace(options_.directory, segment_bytes()));
-    const absl::Status resumed = store()->Resume();
-    if (absl::IsResourceExhausted(resumed)) return resumed;
-    if (!resumed.ok()) KVTIER_RETURN_IF_ERROR(Reopen(resumed));
-    Reconcile(/*start=*/false);
-  } else {
-    KVTIER_RETURN_IF_ERROR(Reopen(writable()));
-  }
-  KVTIER_RETURN_IF_ERROR(RetireDead());
-  return store()->ProbeWrite();
+  if (state() == SsdState::kReopening) return Reopen(writable());
+  RetireDead().IgnoreError();
+  KVTIER_RETURN_IF_ERROR(CheckFreeSpace(options_.directory, segment_bytes()));
+  KVTIER_RETURN_IF_ERROR(store()->ProbeWrite());
+  if (store()->stopped()) return Reopen(writable());
+  Reconcile(/*start=*/false);
+  return RetireDead();
 }
 
 absl::Status SsdTier::Reopen(const absl::Status& why) {
@@ -592,7 +587,7 @@ absl::Status SsdTier::Reopen(const absl::Status& why) {
   ChangeState(SsdState::kReadOnly,
               absl::UnavailableError(absl::StrCat("the SSD tier in ", options_.directory,
                                                   " was reopened and tries to write again")));
-  return absl::OkStatus();
+  return RetireDead();
 }
 
 // --------------------------------------------------------------------------------------------------
