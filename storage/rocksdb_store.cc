@@ -163,9 +163,7 @@ absl::Status WriteError(const rocksdb::Status& status) {
 
 absl::Status OpenError(const rocksdb::Status& status) {
   const std::string text = status.ToString();
-  if (status.IsCorruption() || status.IsPathNotFound() || status.IsInvalidArgument()) {
-    return absl::DataLossError(text);
-  }
+  if (status.IsCorruption() || status.IsPathNotFound()) return absl::DataLossError(text);
   if (text.find("/LOCK") != std::string::npos) {
     return absl::FailedPreconditionError(
         absl::StrCat("it is in use by another process (", text, ")"));
