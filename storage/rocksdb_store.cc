@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "storage/rocksdb_manifest.h"
 #include "storage/rocksdb_staged_file.h"
 
 namespace kvtier {
@@ -274,18 +275,28 @@ absl::Status RocksdbStore::OpenDatabase() {
       names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".sst"); });
   if (has_files && !has_current) return absl::DataLossError("the file CURRENT is gone");
 
-  rocksdb::DB* db = nullptr;
-  KVTIER_RETURN_IF_ERROR(WithoutExceptions<absl::Status>([&] {
-    const rocksdb::Status opened = rocksdb::DB::Open(*options_, settings_.directory, &db);
-    return opened.ok() ? absl::OkStatus() : OpenError(opened);
-  }));
-  db_.reset(db);
+  const absl::Status opened = TryToOpen();
+  if (!opened.ok()) {
+    const bool torn = absl::IsDataLoss(opened) && CutLastManifestRecord(settings_.directory).ok();
+    if (!torn || !TryToOpen().ok()) return opened;
+    Log(LogLevel::kWarning, "ssd: the last change of the list of files was torn, and is undone",
+        {{"path", settings_.directory}, {"error", std::string(opened.message())}});
+  }
 
   // What a killed process was writing. Only now: the lock is ours.
   const std::string staging = settings_.directory + kStagingFolder;
   std::error_code error;
   std::filesystem::remove_all(staging, error);
   return WriteError(env->CreateDirIfMissing(staging));
+}
+
+absl::Status RocksdbStore::TryToOpen() {
+  return WithoutExceptions<absl::Status>([this] {
+    rocksdb::DB* db = nullptr;
+    const rocksdb::Status opened = rocksdb::DB::Open(*options_, settings_.directory, &db);
+    db_.reset(db);
+    return opened.ok() ? absl::OkStatus() : OpenError(opened);
+  });
 }
 
 absl::StatusOr<std::unique_ptr<RocksdbStore>> RocksdbStore::OpenReadOnly(

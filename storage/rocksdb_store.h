@@ -95,6 +95,7 @@ class RocksdbStore {
  private:
   explicit RocksdbStore(const RocksdbStoreOptions& options);
   absl::Status OpenDatabase();
+  absl::Status TryToOpen();
   absl::StatusOr<StoreFile> WriteStaged(const std::string& path, const NewFile& file);
   absl::StatusOr<std::string> FindList(const StoreFile& file) const;
   absl::Status SeekPair(std::string_view key, const UsePair& use) const;

@@ -580,6 +580,19 @@ TEST_F(SsdDamageTest, SetsADamagedDatabaseAsideAndStartsEmpty) {
   }
 }
 
+// What a power cut leaves of a change that was not synced yet.
+TEST_F(SsdDamageTest, OnlyTheLastChangeOfTheListIsLostWhenItIsTorn) {
+  Start();
+  for (uint64_t tag = 1; tag <= 3; ++tag) Written(tag, 1000);
+  tier_.reset();
+  Overwrite(Manifest(), fs::file_size(Manifest()) - 20, std::string(10, '\0'));
+  EXPECT_EQ(Start(), Depths({{1}, {2}}));
+  EXPECT_THAT(SetAside(), testing::IsEmpty());
+  const auto part = Written(4, 1000);
+  EXPECT_EQ(Start(), Depths({{1}, {2}, {4}}));
+  EXPECT_EQ(Read(*part), absl::OkStatus());
+}
+
 TEST_F(SsdDamageTest, TheHostsErrorsAreNoDamage) {
   Start();
   const auto part = Written(1, 1000);
