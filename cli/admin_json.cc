@@ -1,5 +1,7 @@
 #include "cli/admin_json.h"
 
+#include <optional>
+
 #include "absl/strings/escaping.h"
 #include "common/block_key.h"
 #include "common/bytes.h"
@@ -15,6 +17,52 @@ Json TierJson(const v1::TierStatus& tier) {
           {"evictions", tier.evictions()},   {"promotions", tier.promotions()},
           {"demotions", tier.demotions()},   {"bytes_written", tier.bytes_written()},
           {"bytes_read", tier.bytes_read()}, {"note", tier.note()}};
+}
+
+std::string SsdStateName(v1::SsdState state) {
+  switch (state) {
+    case v1::SSD_STATE_SERVING:
+      return "serving";
+    case v1::SSD_STATE_READ_ONLY:
+      return "read-only";
+    case v1::SSD_STATE_REOPENING:
+      return "reopening";
+    default:
+      return absl::StrCat("state ", static_cast<int>(state));  // a newer daemon's
+  }
+}
+
+// Empty until something was written.
+std::optional<double> WriteAmplification(const v1::SsdStatus& ssd) {
+  if (ssd.payload_bytes_written() == 0) return std::nullopt;
+  return static_cast<double>(ssd.file_bytes_written()) /
+         static_cast<double>(ssd.payload_bytes_written());
+}
+
+Json SsdJson(const v1::SsdStatus& ssd) {
+  const std::optional<double> amplification = WriteAmplification(ssd);
+  return {{"state", SsdStateName(ssd.state())},
+          {"why", ssd.why()},
+          {"files", ssd.files()},
+          {"live_records", ssd.live_records()},
+          {"dead_records", ssd.dead_records()},
+          {"segments", ssd.segments()},
+          {"file_bytes_written", ssd.file_bytes_written()},
+          {"payload_bytes_written", ssd.payload_bytes_written()},
+          {"write_amplification", amplification ? Json(*amplification) : Json(nullptr)},
+          {"files_retired", ssd.files_retired()},
+          {"carried_blocks", ssd.carried_blocks()},
+          {"restored_blocks", ssd.restored_blocks()},
+          {"skipped_blocks", ssd.skipped_blocks()},
+          {"limited_blocks", ssd.limited_blocks()},
+          {"waiting_blocks", ssd.waiting_blocks()},
+          {"write_errors", ssd.write_errors()},
+          {"read_errors", ssd.read_errors()},
+          {"checksum_failures", ssd.checksum_failures()},
+          {"reads", ssd.reads()},
+          {"read_seconds", ssd.read_seconds()},
+          {"read_p50_seconds", ssd.read_p50_seconds()},
+          {"read_p99_seconds", ssd.read_p99_seconds()}};
 }
 
 Json CountersJson(const v1::CacheCounters& counters) {
@@ -47,6 +95,32 @@ std::string TierTable(const v1::GetStatusResponse& status) {
     absl::StrAppend(&notes, "  ", TierName(tier.tier()), ": ", tier.note(), "\n");
   }
   return table.ToString() + notes;
+}
+
+std::string Milliseconds(double seconds) { return Fixed(seconds * 1e3, 2) + " ms"; }
+
+std::string SsdTable(const v1::SsdStatus& ssd) {
+  const std::optional<double> amplification = WriteAmplification(ssd);
+  Table table;
+  table.Row({"SSD state", SsdStateName(ssd.state())})
+      .Row({"SSD files", WithCommas(ssd.files())})
+      .Row({"records, live", WithCommas(ssd.live_records())})
+      .Row({"records, dead", WithCommas(ssd.dead_records())})
+      .Row({"written", FormatBytes(ssd.file_bytes_written())})
+      .Row({"of it payload", FormatBytes(ssd.payload_bytes_written())})
+      .Row({"write amplification", amplification ? Fixed(*amplification, 4) : "nothing written"})
+      .Row({"blocks restored", WithCommas(ssd.restored_blocks())})
+      .Row({"blocks carried over", WithCommas(ssd.carried_blocks())})
+      .Row({"blocks skipped", WithCommas(ssd.skipped_blocks())})
+      .Row({"blocks over the limit", WithCommas(ssd.limited_blocks())})
+      .Row({"blocks waiting", WithCommas(ssd.waiting_blocks())})
+      .Row({"write errors", WithCommas(ssd.write_errors())})
+      .Row({"read errors", WithCommas(ssd.read_errors())})
+      .Row({"checksum failures", WithCommas(ssd.checksum_failures())})
+      .Row({"reads", WithCommas(ssd.reads())})
+      .Row({"read p50, at most", Milliseconds(ssd.read_p50_seconds())})
+      .Row({"read p99, at most", Milliseconds(ssd.read_p99_seconds())});
+  return table.ToString();
 }
 
 std::string HitRatio(const v1::CacheCounters& counters) {
@@ -134,6 +208,7 @@ Json StatusJson(const v1::GetStatusResponse& status) {
           {"pinned_blocks", status.pinned_blocks()},
           {"open_streams", status.open_streams()},
           {"process_memory_bytes", status.process_memory_bytes()},
+          {"ssd", status.has_ssd() ? SsdJson(status.ssd()) : Json(nullptr)},
           {"counters", CountersJson(status.counters())},
           {"settings", settings}};
 }
@@ -158,7 +233,9 @@ std::string StatusText(const v1::GetStatusResponse& status) {
       .Row({"open streams", WithCommas(status.open_streams())})
       .Row({"index memory", FormatBytes(status.index_bytes())})
       .Row({"process memory", FormatBytes(status.process_memory_bytes())});
-  return table.ToString() + "\n" + TierTable(status);
+  std::string text = table.ToString() + "\n" + TierTable(status);
+  if (status.has_ssd()) absl::StrAppend(&text, "\n", SsdTable(status.ssd()));
+  return text;
 }
 
 Json ModelsJson(const v1::ListModelsResponse& models) {

@@ -5,6 +5,7 @@
 #include "common/bytes.h"
 #include "service/convert.h"
 #include "service/host_memory_info.h"
+#include "storage/ssd_tier.h"
 
 namespace kvtier {
 namespace {
@@ -43,6 +44,54 @@ void FillTier(TierKind kind, const TierStats& stats, const std::string& note, v1
   out->set_bytes_written(stats.bytes_written);
   out->set_bytes_read(stats.bytes_read);
   out->set_note(note);
+}
+
+v1::SsdState ToProto(SsdState state) {
+  switch (state) {
+    case SsdState::kServing:
+      return v1::SSD_STATE_SERVING;
+    case SsdState::kReadOnly:
+      return v1::SSD_STATE_READ_ONLY;
+    case SsdState::kReopening:
+      return v1::SSD_STATE_REOPENING;
+  }
+  return v1::SSD_STATE_UNSPECIFIED;
+}
+
+// The bound that at least this share of the calls kept.
+double QuantileSeconds(const LatencyHistogram::Snapshot& latency, double share) {
+  uint64_t within = 0;
+  const double wanted = share * static_cast<double>(latency.count);
+  for (int i = 0; i < LatencyHistogram::kBuckets; ++i) {
+    within += latency.counts[i];
+    if (within > 0 && static_cast<double>(within) >= wanted) return LatencyHistogram::UpperBound(i);
+  }
+  return 0;
+}
+
+void FillSsd(const SsdTierStats& tier, const std::string& why, const ManagerStats& stats,
+             v1::SsdStatus* out) {
+  out->set_state(ToProto(tier.state));
+  out->set_why(why);
+  out->set_files(tier.files);
+  out->set_live_records(tier.live_records);
+  out->set_dead_records(tier.dead_records);
+  out->set_segments(stats.ssd_segments);
+  out->set_file_bytes_written(tier.file_bytes_written);
+  out->set_payload_bytes_written(tier.payload_bytes_written);
+  out->set_files_retired(tier.files_retired);
+  out->set_carried_blocks(stats.ssd_carried_blocks);
+  out->set_restored_blocks(stats.ssd_restored_blocks);
+  out->set_skipped_blocks(stats.ssd_skipped_blocks);
+  out->set_limited_blocks(stats.ssd_limited_blocks);
+  out->set_waiting_blocks(stats.ssd_waiting_blocks);
+  out->set_write_errors(tier.write_errors);
+  out->set_read_errors(tier.read_errors);
+  out->set_checksum_failures(tier.checksum_failures);
+  out->set_reads(tier.read_latency.count);
+  out->set_read_seconds(tier.read_latency.sum_seconds);
+  out->set_read_p50_seconds(QuantileSeconds(tier.read_latency, 0.5));
+  out->set_read_p99_seconds(QuantileSeconds(tier.read_latency, 0.99));
 }
 
 void FillCounters(const ManagerStats& stats, v1::CacheCounters* out) {
@@ -99,9 +148,15 @@ absl::Status AdminService::DoGetStatus(v1::GetStatusResponse* response) {
   response->set_version(KVTIER_VERSION);
   response->set_uptime_seconds(context_.uptime_seconds());
   response->set_draining(context_.draining());
+  std::array<std::string, kTiers> notes = context_.tier_notes;
+  if (context_.ssd != nullptr) {
+    const std::string why(context_.ssd->writable().message());
+    notes[static_cast<size_t>(TierKind::kSsd)] = why;
+    FillSsd(context_.ssd->stats(), why, stats, response->mutable_ssd());
+  }
   for (const TierKind kind : kAllTiers) {
     const size_t i = static_cast<size_t>(kind);
-    FillTier(kind, stats.tiers[i], context_.tier_notes[i], response->add_tiers());
+    FillTier(kind, stats.tiers[i], notes[i], response->add_tiers());
   }
   response->set_models(stats.models);
   response->set_blocks(stats.blocks);

@@ -15,10 +15,13 @@
 
 namespace kvtier {
 
+class SsdTier;
+
 // What the service works on; all of it must outlive the service. The functions are called on any
 // thread.
 struct AdminContext {
   TierManager* manager = nullptr;
+  const SsdTier* ssd = nullptr;  // null when off
   Executor* executor = nullptr;  // for what blocks: resize, reset, unregister
   ModelStore* models = nullptr;
   std::vector<EffectiveSetting> settings;

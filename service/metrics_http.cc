@@ -123,12 +123,84 @@ struct TierUsageFigure {
 
 const TierUsageFigure kTierUsageFigures[] = {
     {"kvtier_tier_capacity_bytes", "Limit of the tier; 0: off.", &TierUsage::capacity_bytes},
-    {"kvtier_tier_used_bytes", "Bytes in slots that hold a part, or are being given one.",
+    {"kvtier_tier_used_bytes",
+     "Bytes in slots that hold a part, or are being given one; on SSD: of files with live records.",
      &TierUsage::used_bytes},
     {"kvtier_tier_backed_bytes",
-     "Memory taken from the system. Above capacity for long after a shrink: pins hold it.",
+     "Memory taken from the system; on SSD: all payload files. Above capacity for long after a "
+     "shrink: pins hold it.",
      &TierUsage::backed_bytes},
 };
+
+struct SsdFigure {
+  const char* name;
+  const char* help;
+  MetricType type;
+  uint64_t (*value)(const SsdTierStats&, const ManagerStats&);
+};
+
+#define KVTIER_TIER_STAT(member) [](const SsdTierStats& s, const ManagerStats&) { return s.member; }
+#define KVTIER_LOG_STAT(member) [](const SsdTierStats&, const ManagerStats& s) { return s.member; }
+
+const SsdFigure kSsdFigures[] = {
+    {"kvtier_ssd_files", "Files with live records.", kGauge, KVTIER_TIER_STAT(files)},
+    {"kvtier_ssd_live_records", "Parts of blocks that can be read from SSD.", kGauge,
+     KVTIER_TIER_STAT(live_records)},
+    {"kvtier_ssd_dead_records",
+     "Records in files with live ones, whose space comes back with the file's. More than the live "
+     "ones: much was reset or written twice; it goes by itself.",
+     kGauge, KVTIER_TIER_STAT(dead_records)},
+    {"kvtier_ssd_segments", "Files of the log, in the order in which they leave.", kGauge,
+     KVTIER_LOG_STAT(ssd_segments)},
+    {"kvtier_ssd_file_written_bytes_total",
+     "Bytes written to SSD, headers and padding included. Over "
+     "kvtier_tier_read_bytes_total{tier=\"ssd\"}: bytes written per byte served from SSD. Above 1 "
+     "for days: the SSD wears for little; grow ssd-bytes, or set ssd-write-limit.",
+     kCounter, KVTIER_TIER_STAT(file_bytes_written)},
+    {"kvtier_ssd_payload_written_bytes_total",
+     "Payload in what was written. kvtier_ssd_file_written_bytes_total over this: the write "
+     "amplification. Above 1.1: parts are small; make blocks larger.",
+     kCounter, KVTIER_TIER_STAT(payload_bytes_written)},
+    {"kvtier_ssd_files_retired_total",
+     "Files removed. Their rate times their size is how fast the SSD turns over; under a day: "
+     "grow ssd-bytes.",
+     kCounter, KVTIER_TIER_STAT(files_retired)},
+    {"kvtier_ssd_carried_blocks_total",
+     "Blocks written again, as they were in use when their file was to leave. Near "
+     "kvtier_tier_demotions_total: what is in use fills the SSD; grow ssd-bytes.",
+     kCounter, KVTIER_LOG_STAT(ssd_carried_blocks)},
+    {"kvtier_ssd_restored_blocks",
+     "Blocks found on SSD at the start. 0 after a planned restart: look at the log for why.",
+     kGauge, KVTIER_LOG_STAT(ssd_restored_blocks)},
+    {"kvtier_ssd_skipped_blocks_total",
+     "Blocks that left RAM unwritten, as the SSD took nothing or was too slow. Rising: see "
+     "kvtier_ssd_state; if it serves, the SSD is too slow: set ssd-write-limit or use a faster "
+     "one.",
+     kCounter, KVTIER_LOG_STAT(ssd_skipped_blocks)},
+    {"kvtier_ssd_limited_blocks_total",
+     "Blocks that left RAM unwritten because of ssd-write-limit. Expected with a limit; with a low "
+     "hit ratio: raise it.",
+     kCounter, KVTIER_LOG_STAT(ssd_limited_blocks)},
+    {"kvtier_ssd_waiting_blocks",
+     "Blocks of DURABLE stores in the queue for the SSD. Above 0 for long: the SSD is too slow for "
+     "that many.",
+     kGauge, KVTIER_LOG_STAT(ssd_waiting_blocks)},
+    {"kvtier_ssd_write_errors_total",
+     "Writes, and removals, that failed. Any: see kvtier_ssd_state and the log; a full or broken "
+     "disk.",
+     kCounter, KVTIER_TIER_STAT(write_errors)},
+    {"kvtier_ssd_read_errors_total",
+     "Reads that the medium did not answer; each is a miss. Any: look at the kernel's log, the "
+     "disk may be failing.",
+     kCounter, KVTIER_TIER_STAT(read_errors)},
+    {"kvtier_ssd_checksum_failures_total",
+     "Reads that gave other bytes than were written; each is a miss. Any: stop the daemon, run "
+     "'kvtier inspect --verify' and consider another disk.",
+     kCounter, KVTIER_TIER_STAT(checksum_failures)},
+};
+
+#undef KVTIER_TIER_STAT
+#undef KVTIER_LOG_STAT
 
 ClientMetric Sample(MetricType type, double value, std::vector<ClientMetric::Label> labels = {}) {
   ClientMetric metric;
@@ -176,17 +248,46 @@ void AddTierFamilies(const ManagerStats& stats, std::vector<MetricFamily>* out) 
                  kCounter, [&](size_t tier) { return TierMisses(stats, tier); }));
 }
 
-ClientMetric HistogramSample(const RpcSnapshot& rpc) {
+ClientMetric HistogramSample(const LatencyHistogram::Snapshot& latency,
+                             std::vector<ClientMetric::Label> labels) {
   ClientMetric metric;
-  metric.label = {{"rpc", rpc.rpc}};
-  metric.histogram.sample_count = rpc.latency.count;
-  metric.histogram.sample_sum = rpc.latency.sum_seconds;
+  metric.label = std::move(labels);
+  metric.histogram.sample_count = latency.count;
+  metric.histogram.sample_sum = latency.sum_seconds;
   uint64_t cumulative = 0;
   for (int i = 0; i + 1 < LatencyHistogram::kBuckets; ++i) {
-    cumulative += rpc.latency.counts[i];
+    cumulative += latency.counts[i];
     metric.histogram.bucket.push_back({cumulative, LatencyHistogram::UpperBound(i)});
   }
   return metric;
+}
+
+MetricFamily SsdStateFamily(SsdState now) {
+  MetricFamily family{"kvtier_ssd_state",
+                      "1 for the state that the SSD tier is in. read-only: writing failed, what is "
+                      "there is read; reopening: RAM serves alone. Both are retried; longer than a "
+                      "minute: see the note in 'kvtier status', the disk is full or broken.",
+                      kGauge,
+                      {}};
+  for (const SsdState state : {SsdState::kServing, SsdState::kReadOnly, SsdState::kReopening}) {
+    family.metric.push_back(
+        Sample(kGauge, state == now ? 1 : 0, {{"state", std::string(SsdStateName(state))}}));
+  }
+  return family;
+}
+
+void AddSsdFamilies(const SsdTierStats& ssd, const ManagerStats& stats,
+                    std::vector<MetricFamily>* out) {
+  out->push_back(SsdStateFamily(ssd.state));
+  for (const SsdFigure& figure : kSsdFigures) {
+    const double value = static_cast<double>(figure.value(ssd, stats));
+    out->push_back({figure.name, figure.help, figure.type, {Sample(figure.type, value)}});
+  }
+  out->push_back({"kvtier_ssd_read_seconds",
+                  "Time to read one record from SSD, verified. Above 10 ms for one in a hundred: "
+                  "the disk is busy; set ssd-write-limit or lower ssd-read-threads.",
+                  MetricType::Histogram,
+                  {HistogramSample(ssd.read_latency, {})}});
 }
 
 void AddRpcFamilies(const std::vector<RpcSnapshot>& rpcs, std::vector<MetricFamily>* out) {
@@ -201,7 +302,7 @@ void AddRpcFamilies(const std::vector<RpcSnapshot>& rpcs, std::vector<MetricFami
                       kCounter,
                       {}};
   for (const RpcSnapshot& rpc : rpcs) {
-    latency.metric.push_back(HistogramSample(rpc));
+    latency.metric.push_back(HistogramSample(rpc.latency, {{"rpc", rpc.rpc}}));
     for (const auto& [code, count] : rpc.errors) {
       errors.metric.push_back(
           Sample(kCounter, static_cast<double>(count), {{"rpc", rpc.rpc}, {"code", code}}));
@@ -246,6 +347,7 @@ std::vector<MetricFamily> ToFamilies(const MetricsSnapshot& snapshot) {
         {figure.name, figure.help, figure.type, {Sample(figure.type, figure.value(snapshot))}});
   }
   AddTierFamilies(snapshot.manager, &out);
+  if (snapshot.ssd) AddSsdFamilies(*snapshot.ssd, snapshot.manager, &out);
   AddRpcFamilies(snapshot.rpcs, &out);
   return out;
 }

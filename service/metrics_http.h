@@ -6,11 +6,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/metrics.h"
 #include "common/status.h"
+#include "storage/ssd_tier.h"
 #include "storage/tier_manager.h"
 
 namespace kvtier {
@@ -24,6 +26,7 @@ struct RpcSnapshot {
 // Everything one scrape shows, taken at one moment.
 struct MetricsSnapshot {
   ManagerStats manager;
+  std::optional<SsdTierStats> ssd;  // empty when off
   std::vector<RpcSnapshot> rpcs;
   double uptime_seconds = 0;
   bool draining = false;

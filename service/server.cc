@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/bytes.h"
 #include "common/executor.h"
+#include "common/mutex.h"
 #include "service/admin_service.h"
 #include "service/call_registry.h"
 #include "service/data_dir.h"
@@ -27,6 +28,7 @@ constexpr uint64_t kProgressFrom = uint64_t{4} << 30;  // smaller pools are ther
 constexpr int kGpuOrdinal = 0;
 constexpr uint64_t kMinSsdBytes = uint64_t{16} << 20;  // a few of its smallest segments
 constexpr char kDataService[] = "kvtier.v1.KvCache";
+constexpr char kSsdHealth[] = "kvtier.ssd";
 
 size_t Index(TierKind tier) { return static_cast<size_t>(tier); }
 
@@ -166,7 +168,7 @@ class Daemon final : public Server {
   absl::Status Restore();
   absl::Status Listen();
 
-  void Drain() override;
+  void Drain() override KVTIER_EXCLUDES(health_mutex_);
   void Stop() override;
   void WriteDown(TimePoint deadline);
   const std::vector<std::string>& listen() const override { return data_.addresses; }
@@ -177,6 +179,7 @@ class Daemon final : public Server {
  private:
   AdminContext MakeAdminContext(std::vector<EffectiveSetting> settings);
   MetricsSnapshot Snapshot() const;
+  void ShowSsdHealth() KVTIER_EXCLUDES(health_mutex_);
   double UptimeSeconds() const {
     return std::chrono::duration<double>(clock_->Now() - started_).count();
   }
@@ -197,6 +200,10 @@ class Daemon final : public Server {
   RpcStatsTable rpc_stats_;
   const std::unique_ptr<grpc::Service> data_service_;
   AdminService admin_service_;
+  // The ticker and drains speak to the data server's health service, while it is there.
+  Mutex health_mutex_;
+  grpc::HealthCheckServiceInterface* health_ KVTIER_GUARDED_BY(health_mutex_) = nullptr;
+  std::optional<bool> ssd_shown_ KVTIER_GUARDED_BY(health_mutex_);
   std::optional<Ticker> ticker_;
   GrpcServer data_;
   GrpcServer admin_;
@@ -228,11 +235,13 @@ Daemon::Daemon(const Config& config, std::vector<EffectiveSetting> settings,
       ticker_(std::in_place, kTick, [this] {
         manager_.Tick();
         registry_.Sweep();
+        ShowSsdHealth();
       }) {}
 
 AdminContext Daemon::MakeAdminContext(std::vector<EffectiveSetting> settings) {
   AdminContext context;
   context.manager = &manager_;
+  context.ssd = ssd_;
   context.executor = &executor_;
   context.models = models_.get();
   context.settings = std::move(settings);
@@ -267,6 +276,11 @@ absl::Status Daemon::Listen() {
   KVTIER_ASSIGN_OR_RETURN(data_,
                           StartGrpcServer("listen", config_.listen, data_service_.get(), config_));
   data_.server->GetHealthCheckService()->SetServingStatus(kDataService, true);
+  {
+    MutexLock lock(health_mutex_);
+    health_ = data_.server->GetHealthCheckService();
+  }
+  ShowSsdHealth();
   KVTIER_ASSIGN_OR_RETURN(
       admin_, StartGrpcServer("admin-listen", {config_.admin_listen}, &admin_service_, config_));
   if (config_.metrics_listen.empty()) return absl::OkStatus();
@@ -278,8 +292,19 @@ absl::Status Daemon::Listen() {
 }
 
 void Daemon::Drain() {
-  data_.server->GetHealthCheckService()->SetServingStatus(false);
+  MutexLock lock(health_mutex_);
+  health_->SetServingStatus(false);
   registry_.StartDrain();
+}
+
+// Told only when it changes: each telling wakes those who watch.
+void Daemon::ShowSsdHealth() {
+  if (ssd_ == nullptr) return;
+  const bool serving = ssd_->writable().ok();
+  MutexLock lock(health_mutex_);
+  if (health_ == nullptr || registry_.draining() || ssd_shown_ == serving) return;
+  health_->SetServingStatus(kSsdHealth, serving);
+  ssd_shown_ = serving;
 }
 
 void Daemon::Stop() {
@@ -296,6 +321,10 @@ void Daemon::Stop() {
   executor_.WaitIdle();  // admin calls are there until they are done
   // The admin server first: its Drain speaks to the data server.
   ShutDown(&admin_);
+  {
+    MutexLock lock(health_mutex_);
+    health_ = nullptr;
+  }
   ShutDown(&data_);
   metrics_.reset();
   ticker_.reset();
@@ -321,6 +350,7 @@ void Daemon::WriteDown(TimePoint deadline) {
 MetricsSnapshot Daemon::Snapshot() const {
   MetricsSnapshot out;
   out.manager = manager_.stats();
+  if (ssd_ != nullptr) out.ssd = ssd_->stats();
   for (int i = 0; i < kRpcs; ++i) {
     out.rpcs.push_back(SnapshotRpc(kRpcNames[i], rpc_stats_.of(static_cast<Rpc>(i))));
   }

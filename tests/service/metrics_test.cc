@@ -34,6 +34,14 @@ MetricsSnapshot Example() {
   TierStats& gpu = stats.tiers[static_cast<size_t>(TierKind::kGpu)];
   gpu.on = true;
   gpu.hits = 6;
+  SsdTierStats& ssd = snapshot.ssd.emplace();
+  ssd.state = SsdState::kReadOnly;
+  ssd.file_bytes_written = 1100;
+  ssd.payload_bytes_written = 1000;
+  ssd.read_latency.counts[1] = 2;
+  ssd.read_latency.count = 2;
+  stats.ssd_waiting_blocks = 7;
+  stats.ssd_limited_blocks = 3;
   return snapshot;
 }
 
@@ -72,6 +80,27 @@ TEST(MetricsTest, RpcsHaveCumulativeBucketsAndErrorsByCode) {
                           HasSubstr("kvtier_rpc_seconds_count{rpc=\"Fetch\"} 0\n")));
   EXPECT_THAT(text, HasSubstr("kvtier_rpc_errors_total{rpc=\"Lookup\",code=\"NOT_FOUND\"} 2\n"));
   EXPECT_THAT(text, Not(HasSubstr("kvtier_rpc_errors_total{rpc=\"Fetch\"")));
+}
+
+TEST(MetricsTest, SsdSaysItsStateAndWhatItWrote) {
+  const std::string text = Text(Example());
+  EXPECT_THAT(text, AllOf(HasSubstr("kvtier_ssd_state{state=\"serving\"} 0\n"),
+                          HasSubstr("kvtier_ssd_state{state=\"read-only\"} 1\n"),
+                          HasSubstr("kvtier_ssd_state{state=\"reopening\"} 0\n"),
+                          HasSubstr("kvtier_ssd_file_written_bytes_total 1100\n"),
+                          HasSubstr("kvtier_ssd_payload_written_bytes_total 1000\n"),
+                          HasSubstr("kvtier_ssd_waiting_blocks 7\n"),
+                          HasSubstr("kvtier_ssd_limited_blocks_total 3\n"),
+                          HasSubstr("kvtier_ssd_skipped_blocks_total 0\n")));
+  EXPECT_THAT(text, AllOf(HasSubstr("kvtier_ssd_read_seconds_count 2\n"),
+                          HasSubstr("kvtier_ssd_read_seconds_bucket{le=\"8e-06\"} 0\n"),
+                          HasSubstr("kvtier_ssd_read_seconds_bucket{le=\"1.6e-05\"} 2\n")));
+}
+
+TEST(MetricsTest, WithoutAnSsdThereIsNoneToWatch) {
+  MetricsSnapshot snapshot = Example();
+  snapshot.ssd.reset();
+  EXPECT_THAT(Text(snapshot), Not(HasSubstr("kvtier_ssd_")));
 }
 
 TEST(MetricsTest, NamesAreUniqueAndSayWhatToExpect) {
