@@ -26,6 +26,7 @@ CLI::App* AddCommand(CLI::App& parent, const std::string& name, const std::strin
                      const std::string& example, Invocation* invocation);
 
 void AddSizeCommand(CLI::App& parent, Invocation* invocation);
+void AddInspectCommand(CLI::App& parent, Invocation* invocation);
 void AddReplayCommand(CLI::App& parent, Invocation* invocation);
 void AddBenchCommand(CLI::App& parent, Invocation* invocation);
 

@@ -4,9 +4,9 @@
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "kvtier keeps the KV cache of LLM prompts. This tool talks to a running kvtierd, replays "
-      "request\n"
-      "traces against it, and sizes caches.",
+      "kvtier keeps the KV cache of LLM prompts. This tool talks to a running kvtierd, looks into "
+      "a\n"
+      "stopped one's SSD, replays request traces, and sizes caches.",
       "kvtier");
   app.set_version_flag("--version", "kvtier " KVTIER_VERSION);
   app.require_subcommand(1);
@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   kvtier::cli::AddUnregisterCommand(app, &invocation);
   kvtier::cli::AddDrainCommand(app, &invocation);
   kvtier::cli::AddSizeCommand(app, &invocation);
+  kvtier::cli::AddInspectCommand(app, &invocation);
   kvtier::cli::AddReplayCommand(app, &invocation);
   kvtier::cli::AddBenchCommand(app, &invocation);
   try {
