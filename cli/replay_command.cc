@@ -1,6 +1,9 @@
 // kvtier replay: replays a trace against a running daemon.
 #include <cstdlib>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "cli/admin_client.h"
 #include "cli/commands.h"
@@ -19,7 +22,7 @@ struct ReplayFlags {
   uint64_t lease_ms = 30000;
   uint64_t generator_requests = GeneratorOptions().requests;
   uint64_t seed = GeneratorOptions().seed;
-  std::string admin = DefaultAdminAddress();
+  std::string admin;  // empty: beside the data socket
 };
 
 std::string DefaultServerAddress() {
@@ -41,14 +44,24 @@ absl::StatusOr<std::unique_ptr<TraceSource>> OpenSource(const ReplayFlags& flags
   return MakeGenerator(generator);
 }
 
-// Payload written to the SSD tier so far; empty when the daemon has none or does not tell.
-std::optional<uint64_t> SsdBytesWritten(const std::string& admin) {
+// The daemon's usual place for it: beside the data socket. Empty when there is no telling.
+std::string AdminAddress(const ReplayFlags& flags) {
+  constexpr std::string_view kDataSocket = "/kvtier.sock";
+  const std::string& server = flags.replay.server;
+  if (!flags.admin.empty()) return flags.admin;
+  if (!server.starts_with("unix:") || !server.ends_with(kDataSocket)) return "";
+  return server.substr(0, server.size() - kDataSocket.size()) + "/admin.sock";
+}
+
+// Blocks written to the SSD tier so far; empty when the daemon has none or does not tell.
+std::optional<uint64_t> SsdBlocksWritten(const std::string& admin) {
   const absl::StatusOr<v1::GetStatusResponse> status = AdminClient(admin).GetStatus();
-  if (!status.ok()) return std::nullopt;
+  if (!status.ok() || !status->has_ssd()) return std::nullopt;
+  uint64_t blocks = status->ssd().carried_blocks();
   for (const v1::TierStatus& tier : status->tiers()) {
-    if (tier.tier() == v1::TIER_SSD) return tier.bytes_written();
+    if (tier.tier() == v1::TIER_SSD) blocks += tier.demotions();
   }
-  return std::nullopt;
+  return blocks;
 }
 
 absl::Status RunReplay(const ReplayFlags& flags, Output& output) {
@@ -57,17 +70,20 @@ absl::Status RunReplay(const ReplayFlags& flags, Output& output) {
   options.full_only = flags.convention == "full";
   options.lease = std::chrono::milliseconds(flags.lease_ms);
   KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source, OpenSource(flags));
-  const std::optional<uint64_t> before = SsdBytesWritten(flags.admin);
+  const std::string admin = AdminAddress(flags);
+  const std::optional<uint64_t> before = SsdBlocksWritten(admin);
   KVTIER_ASSIGN_OR_RETURN(
       const ReplayReport report,
       Replay(options, *source, [&](const std::string& line) { output.Progress(line); }));
   std::optional<double> ssd_writes;
   if (report.ssd_tier) {
-    const std::optional<uint64_t> after = SsdBytesWritten(flags.admin);
-    if (before && after) {
-      ssd_writes = static_cast<double>(*after - *before) / static_cast<double>(options.block_bytes);
+    const std::optional<uint64_t> after = SsdBlocksWritten(admin);
+    if (before && after && *after >= *before) {
+      ssd_writes = static_cast<double>(*after - *before);
     } else {
-      output.Progress("replay: SSD writes are unknown, nobody answers at --admin " + flags.admin);
+      output.Progress(
+          "replay: SSD writes are unknown, no answer, or a restarted daemon, at --admin '" + admin +
+          "'");
     }
   }
   output.Print(ReplayJson(options, report, ssd_writes), ReplayText(options, report, ssd_writes));
@@ -140,8 +156,9 @@ void AddReplayCommand(CLI::App& parent, Invocation* invocation) {
       ->capture_default_str();
   command
       ->add_option("--admin", flags->admin,
-                   "Operators' API, asked for the SSD tier's writes; also by KVTIER_ADMIN")
-      ->capture_default_str();
+                   "Operators' API, asked for the SSD tier's writes; without it admin.sock beside "
+                   "the data socket")
+      ->envname("KVTIER_ADMIN");
   command->callback([flags, invocation] {
     invocation->run = [flags](Output& output) { return RunReplay(*flags, output); };
   });

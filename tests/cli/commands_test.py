@@ -10,13 +10,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import daemon as support  # noqa: E402
 
 KVTIER = os.environ["KVTIER"]
-COMMANDS = ["status", "models", "set-capacity", "reset", "unregister", "drain", "size", "replay"]
+COMMANDS = ["status", "models", "set-capacity", "reset", "unregister", "drain", "size", "inspect",
+            "replay"]
 SECONDS = 120
 
 
@@ -66,6 +68,13 @@ class WithoutDaemon(unittest.TestCase):
             self.assertIn("cannot reach kvtierd at unix:/no/where: is it running?",
                           error["message"])
             self.assertIn(error["message"], err)
+
+    def test_nothing_to_inspect(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for arguments, error in (([], "NOT_FOUND"), (["--block", "xyz"], "INVALID_ARGUMENT")):
+                code, out, _ = kvtier("inspect", "--data-dir", folder, "--json", *arguments)
+                self.assertEqual((code, one_document(out)["error"]["code"]), (1, error))
+            self.assertEqual(os.listdir(folder), [])
 
     def test_size_worked_case(self):
         arguments = ["size", "--preset", "llama-3-70b", "--gpu-memory", "640GB", "--usable", "0.9",
@@ -131,10 +140,15 @@ class WithoutDaemon(unittest.TestCase):
         self.assertIn("gpu-memory: 'lots'", one_document(out)["error"]["message"])
 
 
-class WithDaemon(unittest.TestCase):
+class DaemonTestCase(unittest.TestCase):
+    FLAGS = ()
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
-        self.daemon = support.Daemon(os.path.join(self.folder.name, "data"), "--ram-bytes", "64MiB")
+        self.start()
+
+    def start(self):
+        self.daemon = support.Daemon(os.path.join(self.folder.name, "data"), *self.FLAGS)
 
     def tearDown(self):
         self.daemon.close()
@@ -152,6 +166,10 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(got, code, err)
         return one_document(out)
 
+
+class WithDaemon(DaemonTestCase):
+    FLAGS = ("--ram-bytes", "64MiB")
+
     def test_replay_then_look_then_reset(self):
         first = self.replay()
         self.assertEqual(first["requests"], 300)
@@ -166,6 +184,7 @@ class WithDaemon(unittest.TestCase):
         status = self.admin("status")
         self.assertEqual(status["models"], 1)
         self.assertEqual(status["blocks"], first["stored_blocks"])
+        self.assertIsNone(status["ssd"])
         ram = next(t for t in status["tiers"] if t["tier"] == "ram")
         self.assertEqual(ram["capacity_bytes"], 64 << 20)
         self.assertIn("ram-bytes", {s["name"] for s in status["settings"]})
@@ -266,6 +285,174 @@ class WithDaemon(unittest.TestCase):
         self.assertEqual(self.admin("drain"), {"draining": True})
         self.assertTrue(self.admin("status")["draining"])
         self.assertIn("error", self.replay(code=1))
+
+    def test_health_knows_no_ssd(self):
+        with support.Client(self.daemon.address) as client:
+            self.assertTrue(client.serving("kvtier.v1.KvCache"))
+            with self.assertRaises(support.grpc.RpcError) as unknown:
+                client.serving("kvtier.ssd")
+        self.assertEqual(unknown.exception.code(), support.grpc.StatusCode.NOT_FOUND)
+
+
+class WithSsd(DaemonTestCase):
+    """RAM is small, so that most blocks go to SSD; that is large enough for all."""
+    FLAGS = ("--ram-bytes", "8MiB", "--ssd-bytes", "64MiB")
+
+    def restart(self):
+        self.assertEqual(self.daemon.stop(), 0)
+        self.daemon.close()
+        self.start()
+
+    def ssd(self):
+        status = self.admin("status")
+        return status["ssd"], next(t for t in status["tiers"] if t["tier"] == "ssd")
+
+    def until(self, condition):
+        """Each look at the daemon is a call, so this does not spin."""
+        end = time.monotonic() + SECONDS
+        while not condition():
+            self.assertLess(time.monotonic(), end)
+
+    def inspect(self, *arguments, code=0):
+        got, out, err = kvtier("inspect", "--data-dir", self.daemon.data_dir, "--json", *arguments)
+        self.assertEqual(got, code, err)
+        return one_document(out)
+
+    def payload_files(self):
+        return sorted(pathlib.Path(self.daemon.data_dir, "ssd").glob("*.sst"),
+                      key=lambda file: file.stat().st_size)
+
+    def test_status_says_what_was_written(self):
+        report = self.replay()
+        self.assertGreater(report["ssd_writes_per_block"], 0)
+        self.assertEqual(report["wrong_blocks"], 0)
+        ssd, tier = self.ssd()
+        self.assertEqual((ssd["state"], ssd["why"], tier["note"]), ("serving", "", ""))
+        self.assertGreater(ssd["files"], 0)
+        self.assertGreaterEqual(ssd["live_records"], tier["blocks"])
+        self.assertEqual(ssd["payload_bytes_written"],
+                         16384 * (tier["demotions"] + ssd["carried_blocks"]))
+        self.assertEqual(ssd["write_amplification"],
+                         ssd["file_bytes_written"] / ssd["payload_bytes_written"])
+        self.assertGreater(ssd["write_amplification"], 1)
+        self.assertEqual((ssd["write_errors"], ssd["limited_blocks"], ssd["restored_blocks"]),
+                         (0, 0, 0))
+        self.assertLessEqual(report["ssd_writes_per_block"] * report["blocks"],
+                             tier["demotions"] + ssd["carried_blocks"] + 0.5)
+        code, out, _ = kvtier("status", "--admin", self.daemon.admin_address)
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"\nSSD state +serving\n")
+        self.assertRegex(out, r"\nread p99, at most +\d+\.\d\d ms\n")
+
+    def test_replay_finds_the_admin_socket(self):
+        def writes(*arguments, env=None):
+            code, out, err = kvtier("replay", "--server", self.daemon.address, "--json", "--requests",
+                                    "20", "--block-bytes", "16KiB", *arguments, env=env)
+            self.assertEqual(code, 0)
+            return one_document(out)["ssd_writes_per_block"], "SSD writes are unknown" in err
+        self.assertEqual(writes(), (0, False))
+        self.assertEqual(writes("--admin", "unix:/no/where"), (None, True))
+        self.assertEqual(writes(env={"KVTIER_ADMIN": "unix:/no/where"}), (None, True))
+
+    def test_restart_brings_back_all_but_what_was_reset(self):
+        first = self.replay()
+        self.restart()
+        self.assertEqual(self.ssd()[0]["restored_blocks"], first["stored_blocks"])
+        again = self.replay()
+        self.assertEqual((again["hit_ratio_all"], again["wrong_blocks"]), (1, 0))
+        self.assertGreater(again["hit_ratio_ssd"], 0)
+        model = self.admin("models")["models"][0]["model_id"]
+        dropped = self.admin("reset", "--model", model, "--tenant", "kvtier-replay")
+        self.assertEqual(dropped["dropped_blocks"], first["stored_blocks"])
+        self.restart()
+        self.assertEqual(self.ssd()[0]["restored_blocks"], 0)
+        self.assertEqual(self.replay()["hit_blocks"], first["hit_blocks"])
+
+    def test_set_capacity_is_live(self):
+        first = self.replay(requests=700)
+        before = self.ssd()[1]
+        small = 16 << 20
+        self.assertGreater(before["used_bytes"], small)
+        reply = self.admin("set-capacity", "--tier", "ssd", "--bytes", "16MiB")
+        self.assertEqual(reply["previous_bytes"], 64 << 20)
+        self.assertGreater(reply["evicted_blocks"], 0)
+        after = self.ssd()[1]
+        self.assertEqual(after["capacity_bytes"], small)
+        self.assertLessEqual(after["used_bytes"], small)
+        self.assertLess(after["blocks"], before["blocks"])
+        self.assertGreater(after["blocks"], 0)
+        self.admin("set-capacity", "--tier", "ssd", "--bytes", "64MiB")
+        again = self.replay(requests=700)
+        self.assertEqual(again["wrong_blocks"], 0)
+        self.assertLess(again["hit_blocks"], again["blocks"])
+        self.assertEqual(self.replay(requests=700)["hit_blocks"], first["blocks"])
+
+    def test_read_only_is_shown_and_passes(self):
+        """Without its folder for new files the tier cannot write."""
+        staging = pathlib.Path(self.daemon.data_dir, "ssd", "staging")
+        staging.rmdir()
+        report = self.replay()
+        self.assertEqual((report["wrong_blocks"], report["missed_blocks"]), (0, 0))
+        ssd, tier = self.ssd()
+        self.assertEqual(ssd["state"], "read-only")
+        self.assertIn("cannot write", ssd["why"])
+        self.assertEqual(tier["note"], ssd["why"])
+        self.assertGreater(ssd["write_errors"], 0)
+        self.assertGreater(ssd["skipped_blocks"], 0)
+        with support.Client(self.daemon.address) as client:
+            self.until(lambda: not client.serving("kvtier.ssd"))
+            self.assertTrue(client.serving("kvtier.v1.KvCache") and client.serving())
+            staging.mkdir()
+            self.until(lambda: client.serving("kvtier.ssd"))
+        self.assertEqual(self.ssd()[0]["state"], "serving")
+        self.replay()
+        self.assertGreater(self.ssd()[1]["blocks"], 0)
+
+    def test_inspect_what_is_there(self):
+        stored = self.replay()["stored_blocks"]
+        refused = self.inspect(code=1)["error"]
+        self.assertEqual(refused["code"], "FAILED_PRECONDITION")
+        self.assertIn(f"in use by process {self.daemon.process.pid}", refused["message"])
+        self.assertEqual(self.daemon.stop(), 0)
+
+        def there():
+            return {(file.name, file.stat().st_size, file.stat().st_mtime_ns)
+                    for file in pathlib.Path(self.daemon.data_dir, "ssd").rglob("*")}
+        before = there()
+        found = self.inspect("--verify")
+        self.assertEqual(there(), before)
+        self.assertEqual(found["files"], len(self.payload_files()))
+        self.assertGreaterEqual(found["bytes"], sum(f.stat().st_size for f in self.payload_files()))
+        self.assertEqual([m["blocks"] for m in found["models"]], [stored])
+        self.assertEqual(found["models"][0]["payload_bytes"], stored * 16384)
+        self.assertEqual(found["verified"]["bad"], [])
+        self.assertEqual(found["verified"]["records"], found["records"])
+        self.assertGreaterEqual(found["oldest_age_seconds"], found["newest_age_seconds"])
+        self.assertIsNone(self.inspect()["verified"])
+
+    def test_inspect_finds_a_flipped_byte(self):
+        self.replay()
+        self.assertEqual(self.daemon.stop(), 0)
+        largest = self.payload_files()[-1]
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 1
+        largest.write_bytes(content)
+        code, out, err = kvtier("inspect", "--data-dir", self.daemon.data_dir, "--verify", "--json")
+        self.assertEqual(code, 1)
+        self.assertRegex(err, r"verifying \[#+\] [\d,]+ of [\d,]+\n")
+        bad = one_document(out)["verified"]["bad"]
+        self.assertNotEqual(bad, [])
+        self.assertIn(f"file {bad[0]['file']}, block {bad[0]['key']}", err)
+
+        shown = self.inspect("--block", bad[0]["key"])["records"]
+        live = [record for record in shown if record["state"] == "live"]
+        self.assertEqual(len(live), 1)
+        self.assertIn(bad[0]["file"], {record["file"] for record in shown})
+        self.assertEqual((live[0]["key"], live[0]["payload_bytes"]), (bad[0]["key"], 16384))
+        self.assertEqual(len(self.inspect("--block", bad[0]["key"], "--verify", code=1)
+                             ["verified"]["bad"]), 1)
+        self.assertEqual(self.inspect("--block", "0" * 32, code=1)["error"]["code"], "NOT_FOUND")
+        self.assertEqual(self.inspect()["unreadable_files"], 0)
 
 
 if __name__ == "__main__":
