@@ -94,7 +94,7 @@ class BadInputTest(DaemonTestCase):
         self.assert_fails(EXIT_REFUSED, ["no-such.toml"], "--config", "/no-such.toml")
 
     def test_more_than_host_or_build_can_serve(self):
-        self.assert_fails(EXIT_REFUSED, ["ssd-bytes", "1GiB", "no SSD tier"], "--ssd-bytes", "1GiB")
+        self.assert_fails(EXIT_REFUSED, ["ssd-bytes", "1MiB", "at least 16MiB"], "--ssd-bytes", "1MiB")
         code, _, err = run_to_end("--data-dir", self.data, "--ram-bytes", "8TiB")
         self.assertEqual(code, EXIT_REFUSED)
         self.assertRegex(err, r"ram-bytes: 8TiB \(8796093022208 bytes\) is more than 90 % of .* bytes")

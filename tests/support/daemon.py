@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 SKIPPED = 77  # what ctest takes for "skipped"
 
@@ -76,6 +77,7 @@ class Daemon:
         self.log_path = self.data_dir + ".log"
         if "--ram-bytes" not in flags:
             flags += ("--ram-bytes", "16MiB")
+        began = time.monotonic()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
                 [BINARY, "--data-dir", self.data_dir, *flags],
@@ -91,6 +93,7 @@ class Daemon:
         if line is None or not line.startswith("ready "):
             self.close()
             raise AssertionError(f"kvtierd did not get ready: {line!r}\n{self.log()}")
+        self.seconds_to_ready = time.monotonic() - began
         self.ready = dict(word.split("=", 1) for word in line.split()[1:])
 
     def _read_stdout(self):
@@ -188,9 +191,12 @@ class Client:
         return self._call("stream_unary", "KvCache", "Store", kv.StoreRequest,
                           kv.StoreResponse).future(requests, **options)
 
-    def serving(self):
-        """The health service's answer; its messages are one number each."""
-        answer = self.channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=CALL_SECONDS)
+    def serving(self, service=""):
+        """The health service's answer; its messages are one field each."""
+        name = service.encode()
+        request = b"\x0a" + bytes([len(name)]) + name if name else b""
+        answer = self.channel.unary_unary("/grpc.health.v1.Health/Check")(request,
+                                                                          timeout=CALL_SECONDS)
         return {b"\x08\x01": True, b"\x08\x02": False}[answer]
 
 
@@ -218,17 +224,31 @@ def payload_of(seed, block, size):
 
 
 MESSAGE_PAYLOAD = 1 << 20
+MESSAGE_PIECES = 4096
 
 
-def store_requests(who, first, payloads, part=None):
-    """One Store: its header, then each payload in pieces of at most 1 MiB."""
+def pieces_of(block, payload):
+    """A part in pieces of at most what a message may carry."""
+    for offset in range(0, len(payload), MESSAGE_PAYLOAD):
+        yield kv.Piece(block=block, offset=offset, part_bytes=len(payload),
+                       checksum=checksum(payload), payload=payload[offset:offset + MESSAGE_PAYLOAD])
+
+
+def store_requests(who, first, payloads, part=None, durability=kv.DURABILITY_UNSPECIFIED):
+    """One Store: its header, then the pieces, small ones together in a message."""
     yield kv.StoreRequest(header=kv.StoreHeader(prompt=who, first_block=first,
-                                                block_count=len(payloads), part=part or kv.Part()))
+                                                block_count=len(payloads), part=part or kv.Part(),
+                                                durability=durability))
+    pieces, room = [], MESSAGE_PAYLOAD
     for i, payload in enumerate(payloads):
-        for offset in range(0, len(payload), MESSAGE_PAYLOAD):
-            yield kv.StoreRequest(pieces=[kv.Piece(
-                block=first + i, offset=offset, part_bytes=len(payload),
-                checksum=checksum(payload), payload=payload[offset:offset + MESSAGE_PAYLOAD])])
+        for piece in pieces_of(first + i, payload):
+            if pieces and (len(piece.payload) > room or len(pieces) == MESSAGE_PIECES):
+                yield kv.StoreRequest(pieces=pieces)
+                pieces, room = [], MESSAGE_PAYLOAD
+            pieces.append(piece)
+            room -= len(piece.payload)
+    if pieces:
+        yield kv.StoreRequest(pieces=pieces)
 
 
 def collect(responses):
