@@ -275,13 +275,13 @@ absl::Status RocksdbStore::OpenDatabase() {
       names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".sst"); });
   if (has_files && !has_current) return absl::DataLossError("the file CURRENT is gone");
 
-  const absl::Status opened = TryToOpen();
-  if (!opened.ok()) {
-    const bool torn = absl::IsDataLoss(opened) && CutLastManifestRecord(settings_.directory).ok();
-    if (!torn || !TryToOpen().ok()) return opened;
+  absl::Status opened = TryToOpen();
+  if (absl::IsDataLoss(opened) && CutTornChange(settings_.directory).ok()) {
     Log(LogLevel::kWarning, "ssd: the last change of the list of files was torn, and is undone",
         {{"path", settings_.directory}, {"error", std::string(opened.message())}});
+    opened = TryToOpen();
   }
+  KVTIER_RETURN_IF_ERROR(opened);
 
   // What a killed process was writing. Only now: the lock is ours.
   const std::string staging = settings_.directory + kStagingFolder;
