@@ -75,7 +75,12 @@ absl::StatusOr<std::unique_ptr<TemporaryDirectory>> TemporaryDirectory::Make() {
   std::error_code error;
   const std::filesystem::path base = std::filesystem::temp_directory_path(error);
   if (error) return absl::UnavailableError(absl::StrCat("temporary directory: ", error.message()));
-  std::string path = (base / "kvtier-bench-XXXXXX").string();
+  return Make(base.string());
+}
+
+absl::StatusOr<std::unique_ptr<TemporaryDirectory>> TemporaryDirectory::Make(
+    const std::string& below) {
+  std::string path = below + "/kvtier-bench-XXXXXX";
   if (mkdtemp(path.data()) == nullptr) return SystemError(path);
   return std::unique_ptr<TemporaryDirectory>(new TemporaryDirectory(std::move(path)));
 }

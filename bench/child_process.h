@@ -34,10 +34,11 @@ class ChildProcess {
   pid_t pid_;  // -1 once it was waited for
 };
 
-// A directory of its own below $TMPDIR or /tmp, removed with what is in it.
+// A directory of its own below $TMPDIR or /tmp, or another, removed with what is in it.
 class TemporaryDirectory {
  public:
   static absl::StatusOr<std::unique_ptr<TemporaryDirectory>> Make();
+  static absl::StatusOr<std::unique_ptr<TemporaryDirectory>> Make(const std::string& below);
   ~TemporaryDirectory();
   TemporaryDirectory(const TemporaryDirectory&) = delete;
   TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;

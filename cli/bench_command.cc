@@ -4,6 +4,7 @@
 #include "cli/bench_lookup.h"
 #include "cli/bench_report.h"
 #include "cli/bench_setup.h"
+#include "cli/bench_ssd.h"
 #include "cli/bench_transfer.h"
 #include "cli/commands.h"
 
@@ -29,6 +30,17 @@ absl::Status LookupAndIndex(BenchSetup& setup, BenchReport* report) {
   return BenchIndex(setup.options().index_blocks, setup.output(), report);
 }
 
+// A daemon of somebody else's is not asked to push blocks out of its RAM.
+absl::Status FetchAndSsd(BenchSetup& setup, BenchReport* report) {
+  KVTIER_RETURN_IF_ERROR(BenchFetch(setup, report));
+  return setup.options().server.empty() ? BenchFetchSsd(setup, report) : absl::OkStatus();
+}
+
+absl::Status StoreAndSsd(BenchSetup& setup, BenchReport* report) {
+  KVTIER_RETURN_IF_ERROR(BenchStore(setup, report));
+  return setup.options().server.empty() ? BenchStoreSsd(setup, report) : absl::OkStatus();
+}
+
 CLI::App* AddBench(CLI::App& bench, const std::string& name, const std::string& summary,
                    const std::shared_ptr<BenchOptions>& options, const BenchFunction& function,
                    Invocation* invocation) {
@@ -49,9 +61,16 @@ CLI::App* AddBench(CLI::App& bench, const std::string& name, const std::string& 
   return command;
 }
 
-void AddClients(CLI::App* command, BenchOptions* options) {
+void AddTransferOptions(CLI::App* command, BenchOptions* options) {
   command->add_option("--clients", options->clients, "Clients of the rows with several")
       ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--dir", options->dir,
+          "Directory on the disk that the SSD rows measure; they need 6 GiB there, and are "
+          "left out with --server")
+      ->check(CLI::ExistingDirectory)
       ->capture_default_str();
 }
 
@@ -81,12 +100,12 @@ void AddBenchCommand(CLI::App& parent, Invocation* invocation) {
                    "Blocks of the index whose memory is measured")
       ->check(CLI::Range(uint64_t{1}, uint64_t{100'000'000}))
       ->capture_default_str();
-  AddClients(AddBench(*bench, "store", "Store beside a bare gRPC stream of the same bytes", options,
-                      BenchStore, invocation),
-             options.get());
-  AddClients(AddBench(*bench, "fetch", "Fetch beside a bare gRPC stream of the same bytes", options,
-                      BenchFetch, invocation),
-             options.get());
+  AddTransferOptions(AddBench(*bench, "store", "Store beside a bare gRPC stream of the same bytes",
+                              options, StoreAndSsd, invocation),
+                     options.get());
+  AddTransferOptions(AddBench(*bench, "fetch", "Fetch beside a bare gRPC stream of the same bytes",
+                              options, FetchAndSsd, invocation),
+                     options.get());
   AddCeilingServer(parent, invocation);
 }
 

@@ -18,8 +18,12 @@ bool LimitIsWrong(const BenchRow& row) {
   return false;
 }
 
+bool IsLatency(const BenchRow& row) {
+  return row.kind == BenchRow::Kind::kLatency || row.kind == BenchRow::Kind::kDiskLatency;
+}
+
 bool MeetsTarget(const BenchRow& row) {
-  return row.kind == BenchRow::Kind::kLatency ? row.ratio <= row.target : row.ratio >= row.target;
+  return IsLatency(row) ? row.ratio <= row.target : row.ratio >= row.target;
 }
 
 std::string Number(double value) { return Fixed(value, value >= 100 ? 1 : 3); }
@@ -32,7 +36,7 @@ std::string Spread(const BenchRow& row) {
 
 std::string TargetText(const BenchRow& row) {
   if (row.target == 0) return "";
-  return absl::StrCat(row.kind == BenchRow::Kind::kLatency ? "<= " : ">= ", Fixed(row.target, 2),
+  return absl::StrCat(IsLatency(row) ? "<= " : ">= ", Fixed(row.target, 2),
                       MeetsTarget(row) ? "" : " MISSED");
 }
 
@@ -46,11 +50,19 @@ double Median(std::vector<double> values) {
   return (values[middle - 1] + values[middle]) / 2;
 }
 
-void BenchReport::Add(BenchRow row, std::vector<double> values, const std::vector<double>& limits) {
+void BenchReport::Add(BenchRow::Kind kind, const std::string& name, std::vector<double> values,
+                      const std::string& limit_name, const std::vector<double>& limits,
+                      double target) {
   KVTIER_CHECK(values.size() == limits.size());
   // The ratio of each round, so that a slow phase of the machine weighs on both sides of it.
   std::vector<double> ratios;
   for (size_t i = 0; i < values.size(); ++i) ratios.push_back(values[i] / limits[i]);
+  BenchRow row;
+  row.kind = kind;
+  row.name = name;
+  row.unit = IsLatency(row) ? "us" : "GB/s";
+  row.limit_name = limit_name;
+  row.target = target;
   row.value = Median(values);
   row.limit = Median(limits);
   row.ratio = Median(ratios);
@@ -58,28 +70,28 @@ void BenchReport::Add(BenchRow row, std::vector<double> values, const std::vecto
   rows_.push_back(std::move(row));
 }
 
-void BenchReport::AddRate(const std::string& name, std::vector<double> gigabytes_per_second,
+void BenchReport::AddRate(const std::string& name, std::vector<double> rates,
                           const std::string& limit_name, const std::vector<double>& limits,
                           double target) {
-  BenchRow row;
-  row.kind = BenchRow::Kind::kRate;
-  row.name = name;
-  row.unit = "GB/s";
-  row.limit_name = limit_name;
-  row.target = target;
-  Add(std::move(row), std::move(gigabytes_per_second), limits);
+  Add(BenchRow::Kind::kRate, name, std::move(rates), limit_name, limits, target);
 }
 
-void BenchReport::AddLatency(const std::string& name, std::vector<double> microseconds,
+void BenchReport::AddLatency(const std::string& name, std::vector<double> latencies,
                              const std::string& limit_name, const std::vector<double>& limits,
                              double target) {
-  BenchRow row;
-  row.kind = BenchRow::Kind::kLatency;
-  row.name = name;
-  row.unit = "us";
-  row.limit_name = limit_name;
-  row.target = target;
-  Add(std::move(row), std::move(microseconds), limits);
+  Add(BenchRow::Kind::kLatency, name, std::move(latencies), limit_name, limits, target);
+}
+
+void BenchReport::AddDiskRate(const std::string& name, std::vector<double> rates,
+                              const std::string& limit_name, const std::vector<double>& limits,
+                              double target) {
+  Add(BenchRow::Kind::kDiskRate, name, std::move(rates), limit_name, limits, target);
+}
+
+void BenchReport::AddDiskLatency(const std::string& name, std::vector<double> latencies,
+                                 const std::string& limit_name, const std::vector<double>& limits,
+                                 double target) {
+  Add(BenchRow::Kind::kDiskLatency, name, std::move(latencies), limit_name, limits, target);
 }
 
 void BenchReport::AddFact(const std::string& name, double value, const std::string& unit) {

@@ -17,7 +17,8 @@ double Median(std::vector<double> values);
 struct BenchRow {
   // A rate is at best its limit, a latency at least: a figure that beats its limit by more than 5 %
   // says that the limit is wrong. Facts have no such check.
-  enum class Kind { kRate, kLatency, kFact };
+  // Disks vary too much for that: they have none either.
+  enum class Kind { kRate, kLatency, kDiskRate, kDiskLatency, kFact };
   Kind kind = Kind::kFact;
   std::string name;
   double value = 0;  // the median over the rounds
@@ -38,6 +39,12 @@ class BenchReport {
                const std::string& limit_name, const std::vector<double>& limits, double target);
   void AddLatency(const std::string& name, std::vector<double> microseconds,
                   const std::string& limit_name, const std::vector<double>& limits, double target);
+  // The same beside a limit of the disk.
+  void AddDiskRate(const std::string& name, std::vector<double> gigabytes_per_second,
+                   const std::string& limit_name, const std::vector<double>& limits, double target);
+  void AddDiskLatency(const std::string& name, std::vector<double> microseconds,
+                      const std::string& limit_name, const std::vector<double>& limits,
+                      double target);
   void AddFact(const std::string& name, double value, const std::string& unit);
   // A fact beside what it is compared with.
   void AddFact(const std::string& name, double value, const std::string& unit,
@@ -51,7 +58,8 @@ class BenchReport {
   absl::Status Check() const;
 
  private:
-  void Add(BenchRow row, std::vector<double> values, const std::vector<double>& limits);
+  void Add(BenchRow::Kind kind, const std::string& name, std::vector<double> values,
+           const std::string& limit_name, const std::vector<double>& limits, double target);
 
   const std::string name_;
   std::vector<BenchRow> rows_;

@@ -14,14 +14,6 @@ namespace {
 constexpr const char* kDaemonMemory = "1GiB";
 constexpr int kStartSeconds = 60;
 
-absl::StatusOr<std::string> DaemonPath(const std::string& own_path) {
-  const std::filesystem::path path = std::filesystem::path(own_path).parent_path() / "kvtierd";
-  if (access(path.c_str(), X_OK) == 0) return path.string();
-  return absl::NotFoundError(absl::StrCat(path.string(),
-                                          " is not there: build it, install it beside "
-                                          "this program, or name a running daemon with --server"));
-}
-
 // A loopback address that is free now.
 absl::StatusOr<std::string> FreeLoopbackAddress() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -36,7 +28,17 @@ absl::StatusOr<std::string> FreeLoopbackAddress() {
   return absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
 }
 
-// Until the child accepts connections; gives up early when it ends.
+}  // namespace
+
+absl::StatusOr<std::string> DaemonPath() {
+  KVTIER_ASSIGN_OR_RETURN(const std::string own_path, bench::OwnPath());
+  const std::filesystem::path path = std::filesystem::path(own_path).parent_path() / "kvtierd";
+  if (access(path.c_str(), X_OK) == 0) return path.string();
+  return absl::NotFoundError(absl::StrCat(path.string(),
+                                          " is not there: build it, install it beside "
+                                          "this program, or name a running daemon with --server"));
+}
+
 absl::Status WaitForServer(const std::string& address, bench::ChildProcess* child) {
   ClientOptions options;
   options.address = address;
@@ -49,24 +51,22 @@ absl::Status WaitForServer(const std::string& address, bench::ChildProcess* chil
   return reached;
 }
 
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<BenchSetup>> BenchSetup::Start(const BenchOptions& options,
                                                               const Output& output) {
   std::unique_ptr<BenchSetup> setup(new BenchSetup(options, output));
   KVTIER_ASSIGN_OR_RETURN(const std::string own_path, bench::OwnPath());
   KVTIER_ASSIGN_OR_RETURN(setup->directory_, bench::TemporaryDirectory::Make());
-  KVTIER_RETURN_IF_ERROR(setup->StartDaemon(own_path));
+  KVTIER_RETURN_IF_ERROR(setup->StartDaemon());
   KVTIER_RETURN_IF_ERROR(setup->StartCeilingServer(own_path));
   return setup;
 }
 
-absl::Status BenchSetup::StartDaemon(const std::string& own_path) {
+absl::Status BenchSetup::StartDaemon() {
   if (!options_.server.empty()) {
     daemon_address_ = options_.server;
     return ConnectClient().status();
   }
-  KVTIER_ASSIGN_OR_RETURN(const std::string daemon_path, DaemonPath(own_path));
+  KVTIER_ASSIGN_OR_RETURN(const std::string daemon_path, DaemonPath());
   daemon_address_ = "unix:" + directory_->path() + "/kvtier.sock";
   output_.Progress(absl::StrCat("bench: starting ", daemon_path, " with ", kDaemonMemory,
                                 " of RAM in ", directory_->path()));

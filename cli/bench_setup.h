@@ -20,7 +20,13 @@ struct BenchOptions {
   int rounds = 7;
   int clients = 4;  // of the rows with several clients
   uint64_t index_blocks = 1'000'000;
+  std::string dir = "/var/tmp";  // where the SSD rows write
 };
+
+// The kvtierd beside this program. NOT_FOUND with what to do.
+absl::StatusOr<std::string> DaemonPath();
+// Until the child accepts connections; gives up early when it ends.
+absl::Status WaitForServer(const std::string& address, bench::ChildProcess* child);
 
 // Not thread-safe.
 class BenchSetup {
@@ -42,7 +48,7 @@ class BenchSetup {
  private:
   BenchSetup(const BenchOptions& options, const Output& output)
       : options_(options), output_(output) {}
-  absl::Status StartDaemon(const std::string& own_path);
+  absl::Status StartDaemon();
   absl::Status StartCeilingServer(const std::string& own_path);
 
   const BenchOptions options_;

@@ -72,8 +72,9 @@ void FetchSession::ReadAhead(uint32_t block, TimePoint deadline) {
     reads_.push_back(read);
     manager_->executors_.ssd_reader->Run(
         [read, manager = manager_, pins = pins_, part = part_, deadline] {
-          absl::StatusOr<PartView> view = manager->ReadPart(
-              pins->blocks()[read->block], part, pins, TierManager::WithoutRoom::kGiveUp, deadline);
+          absl::StatusOr<PartView> view =
+              manager->ReadPart(pins->blocks()[read->block], part, pins,
+                                TierManager::WithoutRoom::kSpareBuffer, deadline);
           MutexLock lock(read->mutex);
           read->view = std::move(view);
           read->done = true;

@@ -353,7 +353,7 @@ class TierManager {
   Move MoveLocked(EntryId block, uint16_t part, TierKind from) const KVTIER_REQUIRES(mutex_);
   uint64_t PartBytesOf(EntryId block, uint16_t part) const KVTIER_EXCLUDES(mutex_);
   // What to do when nothing in RAM may leave.
-  enum class WithoutRoom { kGiveUp, kBuffer };
+  enum class WithoutRoom { kSpareBuffer, kBuffer };
   absl::StatusOr<PartView> ReadPart(EntryId block, uint16_t part,
                                     const std::shared_ptr<const PinSet>& pins,
                                     WithoutRoom without_room, TimePoint deadline)
@@ -366,7 +366,7 @@ class TierManager {
   void Promote(const std::shared_ptr<const PinSet>& pins, uint32_t blocks, TierKind to)
       KVTIER_EXCLUDES(mutex_);
   bool PromoteToGpu(EntryId block, uint16_t part, const PartView& view) KVTIER_EXCLUDES(mutex_);
-  std::shared_ptr<std::byte[]> TakeBuffer(uint64_t bytes, TimePoint deadline)
+  std::shared_ptr<std::byte[]> TakeBuffer(uint64_t bytes, WithoutRoom kind, TimePoint deadline)
       KVTIER_EXCLUDES(mutex_);
   MemoryTier* memory_tier(TierKind tier) const;
   bool MarkMoving(TierKind kind, SlotPool::Drain* drain) KVTIER_EXCLUDES(mutex_);

@@ -194,7 +194,7 @@ absl::StatusOr<PartView> TierManager::Fill(const Move& move, WithoutRoom without
                                            TimePoint deadline) {
   Slot slot = AllocateInRam(move.bytes, deadline);
   std::shared_ptr<std::byte[]> buffer;
-  if (!slot && without_room == WithoutRoom::kBuffer) buffer = TakeBuffer(move.bytes, deadline);
+  if (!slot) buffer = TakeBuffer(move.bytes, without_room, deadline);
   const std::span<std::byte> to =
       slot ? slot.bytes().first(move.bytes) : std::span(buffer.get(), buffer ? move.bytes : 0);
   ReadOp op{move.id, move.from, move.checksum, to, absl::OkStatus()};
@@ -234,10 +234,14 @@ void TierManager::EndFill(const Move& move, const absl::Status& status, Slot slo
   Erase(erasures);
 }
 
-// Null when none came free in time.
-std::shared_ptr<std::byte[]> TierManager::TakeBuffer(uint64_t bytes, TimePoint deadline) {
+// Null when none came free in time. Who reads ahead takes what is spare, and does not wait: the
+// other half is for those whose stream cannot go on without.
+std::shared_ptr<std::byte[]> TierManager::TakeBuffer(uint64_t bytes, WithoutRoom kind,
+                                                     TimePoint deadline) {
   {
     MutexLock lock(mutex_);
+    const bool spare = kind == WithoutRoom::kSpareBuffer;
+    if (spare && buffer_bytes_ + bytes > kBufferLimit / 2) return nullptr;
     while (buffer_bytes_ > 0 && buffer_bytes_ + bytes > kBufferLimit) {
       const Duration left = deadline - clock_->Now();
       if (left <= Duration::zero() || !buffer_back_.WaitFor(mutex_, left)) return nullptr;

@@ -26,10 +26,10 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/executor.h"
-#include "tests/bench/disk.h"
+#include "bench/disk.h"
 #include "tests/bench/ssd_arms.h"
 
-namespace kvtier {
+namespace kvtier::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -615,6 +615,6 @@ int Main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace kvtier
+}  // namespace kvtier::bench
 
-int main(int argc, char** argv) { return kvtier::Main(argc, argv); }
+int main(int argc, char** argv) { return kvtier::bench::Main(argc, argv); }

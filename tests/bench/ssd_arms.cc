@@ -19,7 +19,7 @@
 #include "common/check.h"
 #include "common/mutex.h"
 
-namespace kvtier {
+namespace kvtier::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -457,4 +457,4 @@ std::vector<std::unique_ptr<Arm>> MakeArms() {
   return arms;
 }
 
-}  // namespace kvtier
+}  // namespace kvtier::bench

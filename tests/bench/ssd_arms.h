@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "common/status.h"
-#include "tests/bench/disk.h"
+#include "bench/disk.h"
 
-namespace kvtier {
+namespace kvtier::bench {
 
 inline constexpr uint64_t kBatch = 32;  // blocks
 
@@ -69,4 +69,4 @@ std::unique_ptr<FileLog> MakeFileLog(FileWrites writes, int max_open_files = -1)
 // The segment file comes last.
 std::vector<std::unique_ptr<Arm>> MakeArms();
 
-}  // namespace kvtier
+}  // namespace kvtier::bench

@@ -1,4 +1,5 @@
-// The disk under a measurement: direct I/O, what was written and what is allocated, cold caches.
+// The disk under a measurement: its own rates, direct I/O, what was written and what is allocated,
+// cold caches.
 #pragma once
 
 #include <cstdint>
@@ -6,11 +7,13 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/clock.h"
+#include "common/executor.h"
 #include "common/status.h"
 
-namespace kvtier {
+namespace kvtier::bench {
 
 inline constexpr uint64_t kMiB = uint64_t{1} << 20;
 inline constexpr uint64_t kPage = 4096;
@@ -75,4 +78,30 @@ absl::Status SyncAll(const std::string& dir);
 // Empties the page cache of what lies under `dir`; with root's rights also of names and inodes.
 absl::Status DropCaches(const std::string& dir);
 
-}  // namespace kvtier
+// What the disk under a directory does at best with blocks of one size: direct I/O on one file.
+class RawDisk {
+ public:
+  // Creates a file of `blocks` blocks in `dir`, and removes it in the end. REQUIRES: whole pages.
+  static absl::StatusOr<std::unique_ptr<RawDisk>> Make(const std::string& dir, uint64_t block_bytes,
+                                                       uint64_t blocks, int depth);
+  ~RawDisk();
+
+  uint64_t bytes() const { return block_bytes_ * blocks_; }
+  // Seconds to write all blocks to a new file one after the other, synced at the end.
+  absl::StatusOr<double> Write();
+  // Seconds to read all blocks once, in an order that is not theirs, `depth` at a time; or one.
+  absl::StatusOr<double> Read();
+  absl::StatusOr<double> ReadOne(uint64_t block);
+
+ private:
+  RawDisk(std::string path, uint64_t block_bytes, uint64_t blocks, int depth);
+
+  const std::string path_;
+  const uint64_t block_bytes_;
+  const uint64_t blocks_;
+  File file_;
+  std::vector<Buffer> buffers_;  // one for each reader
+  ThreadPool readers_;
+};
+
+}  // namespace kvtier::bench

@@ -1,9 +1,10 @@
-#include "tests/bench/disk.h"
+#include "bench/disk.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -11,8 +12,9 @@
 #include <set>
 
 #include "common/check.h"
+#include "common/mutex.h"
 
-namespace kvtier {
+namespace kvtier::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -110,4 +112,56 @@ absl::Status DropCaches(const std::string& dir) {
   return absl::OkStatus();
 }
 
-}  // namespace kvtier
+RawDisk::RawDisk(std::string path, uint64_t block_bytes, uint64_t blocks, int depth)
+    : path_(std::move(path)), block_bytes_(block_bytes), blocks_(blocks), readers_(depth) {
+  for (int i = 0; i < depth; ++i) buffers_.emplace_back(block_bytes);
+}
+
+RawDisk::~RawDisk() { ::unlink(path_.c_str()); }
+
+absl::StatusOr<std::unique_ptr<RawDisk>> RawDisk::Make(const std::string& dir, uint64_t block_bytes,
+                                                       uint64_t blocks, int depth) {
+  std::unique_ptr<RawDisk> disk(new RawDisk(dir + "/raw", block_bytes, blocks, depth));
+  KVTIER_RETURN_IF_ERROR(disk->Write().status());
+  return disk;
+}
+
+absl::StatusOr<double> RawDisk::Write() {
+  ::unlink(path_.c_str());
+  const Stopwatch watch;
+  KVTIER_ASSIGN_OR_RETURN(file_, File::Open(path_, O_RDWR | O_CREAT | O_DIRECT));
+  for (uint64_t i = 0; i < blocks_; ++i) {
+    KVTIER_RETURN_IF_ERROR(file_.Write(buffers_[0].data(), block_bytes_, i * block_bytes_));
+  }
+  KVTIER_RETURN_IF_ERROR(file_.SyncFully());
+  return watch.Seconds();
+}
+
+absl::StatusOr<double> RawDisk::Read() {
+  std::atomic<uint64_t> next = 0;
+  Mutex mutex;
+  absl::Status status;
+  const Stopwatch watch;
+  for (Buffer& buffer : buffers_) {
+    readers_.Run([&] {
+      for (uint64_t i = next++; i < blocks_; i = next++) {
+        const uint64_t block = (i * 31 + 7) % blocks_;  // each once: 31 is prime to the count
+        const absl::Status read = file_.Read(buffer.data(), block_bytes_, block * block_bytes_);
+        MutexLock lock(mutex);
+        status.Update(read);
+      }
+    });
+  }
+  readers_.WaitIdle();
+  KVTIER_RETURN_IF_ERROR(status);
+  return watch.Seconds();
+}
+
+absl::StatusOr<double> RawDisk::ReadOne(uint64_t block) {
+  const Stopwatch watch;
+  KVTIER_RETURN_IF_ERROR(
+      file_.Read(buffers_[0].data(), block_bytes_, block % blocks_ * block_bytes_));
+  return watch.Seconds();
+}
+
+}  // namespace kvtier::bench
