@@ -56,40 +56,35 @@ def swap(one, other, size):
 
 class Damage(typing.NamedTuple):
     name: str
-    do: typing.Callable    # with the data directory and the contents
-    lost: typing.Callable  # blocks that may be missed, by (prompt, block)
-    logged: str
-    counted: bool          # as a failure to read; else as a loss at the start
+    do: typing.Callable  # with the data directory and the contents
+    lost: set            # blocks, by (prompt, block): these and no others
+    logged: str = ""
+    counted: bool = False  # as failures to read; else it is a loss at the start
 
 
-def _flip_region(name, offset):
-    def do(data_dir, contents):
-        place = find(data_dir, contents[3], 1)
-        flip(place.file, offset(place))
-    return Damage(f"a byte of the {name}", do, lambda prompt, block: (prompt, block) == (3, 1),
-                  "", True)
+def _damage_records(data_dir, contents):
+    """A byte of each region of a record; and two records whose payloads change places."""
+    place = find(data_dir, contents[1], 1)
+    flip(place.file, place.header + MODEL_AT)
+    place = find(data_dir, contents[2], 1)
+    flip(place.file, place.header + CHECKSUM_AT)
+    place = find(data_dir, contents[3], 1)
+    flip(place.file, place.identity + 5)
+    place = find(data_dir, contents[4], 1)
+    flip(place.file, place.payload + PART_BYTES // 2)
+    swap(find(data_dir, contents[5], 1), find(data_dir, contents[6], 2), PART_BYTES)
 
 
-def _swap_records(data_dir, contents):
-    swap(find(data_dir, contents[3], 1), find(data_dir, contents[5], 2), PART_BYTES)
-
-
-def _swap_files(data_dir, contents):
-    one, other = find(data_dir, contents[3], 0).file, find(data_dir, contents[5], 0).file
-    between = one.with_suffix(".between")
-    one.rename(between)
-    other.rename(one)
-    between.rename(other)
-
-
-def _truncate_file(data_dir, contents):
-    file = find(data_dir, contents[3], 0).file
-    with open(file, "r+b") as image:
-        image.truncate(file.stat().st_size // 2)
-
-
-def _delete_file(data_dir, contents):
-    find(data_dir, contents[3], 0).file.unlink()
+def _damage_files(data_dir, contents):
+    """Two change names, one is cut short, one is deleted."""
+    files = {prompt: find(data_dir, contents[prompt], 0).file for prompt in (1, 3, 5, 7)}
+    between = files[1].with_suffix(".between")
+    files[1].rename(between)
+    files[3].rename(files[1])
+    between.rename(files[3])
+    with open(files[5], "r+b") as image:
+        image.truncate(files[5].stat().st_size // 2)
+    files[7].unlink()
 
 
 def _empty_manifest(data_dir, _):
@@ -101,27 +96,24 @@ def _garbage_current(data_dir, _):
     (data_dir / "ssd" / "CURRENT").write_bytes(b"\xff\x00garbage")
 
 
+def _blocks_of(prompts):
+    return {(prompt, block) for prompt in prompts for block in range(BLOCKS)}
+
+
 DAMAGES = [
-    _flip_region("header", lambda place: place.header + MODEL_AT),
-    _flip_region("record's checksum", lambda place: place.header + CHECKSUM_AT),
-    _flip_region("identity", lambda place: place.identity + 5),
-    _flip_region("payload", lambda place: place.payload + PART_BYTES // 2),
-    Damage("two records' bytes swapped", _swap_records,
-           lambda prompt, block: (prompt, block) in ((3, 1), (5, 2)), "", True),
-    Damage("two files swapped", _swap_files, lambda prompt, block: prompt in (3, 5), "", False),
-    Damage("a file cut short", _truncate_file, lambda prompt, block: prompt == 3,
-           "a file is lost", False),
-    Damage("a file deleted", _delete_file, lambda prompt, block: prompt == 3,
-           "a file is lost", False),
-    Damage("an empty MANIFEST", _empty_manifest, lambda prompt, block: True,
-           "set aside, starting empty", False),
-    Damage("garbage in CURRENT", _garbage_current, lambda prompt, block: True,
-           "set aside, starting empty", False),
+    Damage("records", _damage_records, {(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 2)},
+           counted=True),
+    Damage("files", _damage_files, _blocks_of((1, 3, 5, 7)), "a file is lost"),
+    Damage("an empty MANIFEST", _empty_manifest, _blocks_of(range(PROMPTS)),
+           "set aside, starting empty"),
+    Damage("garbage in CURRENT", _garbage_current, _blocks_of(range(PROMPTS)),
+           "set aside, starting empty"),
 ]
 
 
 def damage_is_a_miss():
     """Right bytes or a miss; the neighbours are right; what is lost can be stored again."""
+    figures = {}
     with work_folder() as folder:
         contents = _fill(folder / "whole")
         for number, damage in enumerate(DAMAGES):
@@ -129,16 +121,16 @@ def damage_is_a_miss():
             shutil.copytree(folder / "whole" / "data", copy / "data")
             damage.do(copy / "data", contents)
             with start(copy, SSD_BYTES) as daemon, Engine(daemon) as engine:
-                missed = _check(engine, contents, damage)
+                _check(engine, contents, damage)
                 need(damage.logged in daemon.log(), damage.name, "is not logged")
                 _refuses_a_second_daemon(daemon)
                 need(daemon.stop() == 0, "exit code after", damage.name)
             with start(copy, SSD_BYTES) as daemon, Engine(daemon) as engine:
                 for content in contents:
                     engine.must_fetch(content)
-            progress(f"{damage.name}: {missed} of {PROMPTS * BLOCKS} blocks missed")
-            shutil.rmtree(copy)
-    return {"damages": len(DAMAGES)}
+            figures[damage.name] = f"{len(damage.lost)} of {PROMPTS * BLOCKS} blocks missed"
+            progress(damage.name, figures[damage.name])
+    return figures
 
 
 def _fill(folder):
@@ -153,20 +145,17 @@ def _fill(folder):
 
 
 def _check(engine, contents, damage):
-    missed = set()
+    there = set()
     for prompt, content in enumerate(contents):
-        found = engine.fetch(content)
-        missed |= {(prompt, block) for block in range(BLOCKS) if block not in found}
-    need(missed, damage.name, "is not noticed: is it done at all?")
-    for prompt, block in missed:
-        need(damage.lost(prompt, block), damage.name, "loses block", block, "of prompt", prompt)
+        there |= {(prompt, block) for block in engine.fetch(content)}
+    missed = _blocks_of(range(PROMPTS)) - there
+    need(missed == damage.lost, damage.name, "lose", sorted(missed), "not", sorted(damage.lost))
     status = engine.status().ssd
-    failures = status.checksum_failures + status.read_errors
-    need((failures > 0) >= damage.counted, damage.name, "is not counted:", status)
+    need(not damage.counted or status.checksum_failures + status.read_errors >= len(missed),
+         damage.name, "are not counted:", status)
     for content in contents:
         engine.must_store(content, durable=True)
         engine.must_fetch(content)
-    return len(missed)
 
 
 def _refuses_a_second_daemon(daemon):

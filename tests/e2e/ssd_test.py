@@ -1,5 +1,6 @@
 """The SSD tier from outside, in short: each promise of ssd_scenarios.py once, with small sizes."""
 import os
+import time
 import unittest
 
 import ssd_damage
@@ -15,8 +16,9 @@ class SsdTest(unittest.TestCase):
         return super().run(result)
 
     def shows(self, scenario, *sizes):
+        began = time.monotonic()
         try:
-            print(scenario.__name__, scenario(*sizes), flush=True)
+            print(scenario(*sizes), f"took {time.monotonic() - began:.1f} s", flush=True)
         except scenarios.Skipped as reason:
             self.skipTest(str(reason))
 
