@@ -462,15 +462,21 @@ absl::Status TierManager::TrimSsd() {
   return trimmed;
 }
 
-// Downwards by a segment at a time: what is in use is written again before its old place goes.
+// Downwards by a segment at a time, of the size that the new capacity has: what is in use is written
+// again before its old place goes.
 absl::Status TierManager::ResizeSsd(uint64_t bytes) {
+  const uint64_t previous = ssd_->usage().capacity_bytes;
   for (bool there = false; !there;) {
     MutexLock writing(ssd_write_mutex_);
+    ssd_->SetCapacity(bytes);
     const uint64_t used = ssd_->usage().used_bytes;
     const uint64_t step = used > ssd_->segment_bytes() ? used - ssd_->segment_bytes() : 0;
     there = step <= bytes;
     ssd_->SetCapacity(std::max(bytes, step));
-    KVTIER_RETURN_IF_ERROR(TrimSsd());
+    const absl::Status trimmed = TrimSsd();
+    if (trimmed.ok()) continue;
+    ssd_->SetCapacity(previous);
+    return trimmed;
   }
   return absl::OkStatus();
 }

@@ -296,7 +296,7 @@ class WithDaemon(DaemonTestCase):
 
 class WithSsd(DaemonTestCase):
     """RAM is small, so that most blocks go to SSD; that is large enough for all."""
-    FLAGS = ("--ram-bytes", "8MiB", "--ssd-bytes", "64MiB")
+    FLAGS = ("--ram-bytes", "8MiB", "--ssd-bytes", "256MiB")
 
     def restart(self):
         self.assertEqual(self.daemon.stop(), 0)
@@ -374,14 +374,14 @@ class WithSsd(DaemonTestCase):
         small = 16 << 20
         self.assertGreater(before["used_bytes"], small)
         reply = self.admin("set-capacity", "--tier", "ssd", "--bytes", "16MiB")
-        self.assertEqual(reply["previous_bytes"], 64 << 20)
+        self.assertEqual(reply["previous_bytes"], 256 << 20)
         self.assertGreater(reply["evicted_blocks"], 0)
         after = self.ssd()[1]
         self.assertEqual(after["capacity_bytes"], small)
         self.assertLessEqual(after["used_bytes"], small)
         self.assertLess(after["blocks"], before["blocks"])
         self.assertGreater(after["blocks"], 0)
-        self.admin("set-capacity", "--tier", "ssd", "--bytes", "64MiB")
+        self.admin("set-capacity", "--tier", "ssd", "--bytes", "256MiB")
         again = self.replay(requests=700)
         self.assertEqual(again["wrong_blocks"], 0)
         self.assertLess(again["hit_blocks"], again["blocks"])
