@@ -87,8 +87,8 @@ def kill_keeps_what_was_on_ssd(seed, megabytes):
                         for i in range(megabytes * MIB // (part * blocks))]
             for content in contents:
                 engine.must_store(content)
-            with Load(daemon, tenants_with(model_id, seed, durable=False)) as load:
-                load.flow(random.Random(seed).randint(500, 1500))
+            with Load(daemon, tenants_with(model_id, seed, 6, durable=False)) as load:
+                load.flow(random.Random(seed).randint(1500, 2500))
                 listed = {content: blocks_on(engine.lookup(content), kv.TIER_SSD)
                           for content in contents}
                 on_ssd = engine.ssd().blocks
@@ -100,6 +100,7 @@ def kill_keeps_what_was_on_ssd(seed, megabytes):
     figures = {"listed_blocks": sum(map(len, listed.values())), "found_blocks": found,
                "status_before": on_ssd, "status_after": restored}
     need(figures["listed_blocks"] > megabytes * MIB // part // 3, "too few on SSD to tell:", figures)
+    need(on_ssd > len(contents) * blocks, "the load wrote nothing before the kill:", figures)
     need(found >= 0.95 * figures["listed_blocks"], "lost:", figures)
     need(restored >= 0.95 * on_ssd, "lost by status:", figures)
     return figures
