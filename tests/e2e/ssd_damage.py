@@ -4,7 +4,7 @@ import shutil
 import typing
 
 from ssd_support import KIB, MIB, Content, Engine, need, progress, start, work_folder
-from daemon import run_to_end
+from daemon import checksum, run_to_end
 
 SSD_BYTES = 256 * MIB
 PART_BYTES = 64 * KIB
@@ -12,6 +12,7 @@ PROMPTS, BLOCKS = 12, 4  # each prompt in a file of its own
 # Of a record, as docs/FORMATS.md draws it: a header, which begins with a magic number, and the
 # identity; the payload is elsewhere in the file.
 MAGIC = b"KVTR"
+LIST_MAGIC = b"KVTS"  # the format version follows
 HEADER_BYTES = 136
 MODEL_AT, CHECKSUM_AT = 8, 112
 
@@ -52,6 +53,56 @@ def swap(one, other, size):
     images[other.file][other.payload:other.payload + size] = first
     for file, image in images.items():
         file.write_bytes(image)
+
+
+# Of RocksDB's tables.
+FOOTER_BYTES = 53
+XXH3_CHECKSUMS = 4
+LAST_BYTE_FACTOR = 0x6b9083d9
+
+
+def _varint(image, at):
+    value = shift = 0
+    while True:
+        byte = image[at]
+        at += 1
+        value |= (byte & 0x7f) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+
+
+def _handle(image, at):
+    offset, at = _varint(image, at)
+    size, _ = _varint(image, at)
+    return offset, size
+
+
+def _properties(image):
+    """Offset and size of the block that has the list of records."""
+    footer = len(image) - FOOTER_BYTES
+    need(image[footer] == XXH3_CHECKSUMS, "other checksums")
+    offset, size = _handle(image, footer + 1)
+    name = b"rocksdb.properties"
+    return _handle(image, image.index(name, offset, offset + size) + len(name))
+
+
+def _block_checksum(image, offset, size):
+    """With the byte that says how the block is compressed."""
+    return (checksum(bytes(image[offset:offset + size])) & 0xffffffff) ^ (
+        image[offset + size] * LAST_BYTE_FACTOR & 0xffffffff)
+
+
+def as_newer(image):
+    """The same file as of the next format version: all of RocksDB's checksums hold."""
+    image = bytearray(image)
+    offset, size = _properties(image)
+    trailer = slice(offset + size + 1, offset + size + 5)
+    need(int.from_bytes(image[trailer], "little") == _block_checksum(image, offset, size),
+         "this is not how RocksDB's checksums work")
+    image[image.index(LIST_MAGIC, offset, offset + size) + len(LIST_MAGIC)] += 1
+    image[trailer] = _block_checksum(image, offset, size).to_bytes(4, "little")
+    return bytes(image)
 
 
 class Damage(typing.NamedTuple):
@@ -111,6 +162,27 @@ DAMAGES = [
 ]
 
 
+def newer_file_is_left_alone():
+    """What a newer version wrote is a miss, not misread; and there again for who can read it."""
+    with work_folder() as folder:
+        contents = _fill(folder)
+        file = find(folder / "data", contents[3], 0).file
+        written = file.read_bytes()
+        file.write_bytes(as_newer(written))
+        with start(folder, SSD_BYTES) as daemon, Engine(daemon) as engine:
+            need(not engine.fetch(contents[3]) and engine.lookup(contents[3]).blocks == 0, "misread")
+            for content in contents[:3] + contents[4:]:
+                engine.must_fetch(content)
+            need("a file is left alone" in daemon.log(), "not logged")
+            need(daemon.stop() == 0, "exit code")
+        need(file.read_bytes() == as_newer(written), "the file was changed")
+        file.write_bytes(written)
+        with start(folder, SSD_BYTES) as daemon, Engine(daemon) as engine:
+            for content in contents:
+                engine.must_fetch(content)
+    return {"prompts": PROMPTS}
+
+
 def damage_is_a_miss():
     """Right bytes or a miss; the neighbours are right; what is lost can be stored again."""
     figures = {}
@@ -134,7 +206,7 @@ def damage_is_a_miss():
 
 
 def _fill(folder):
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     with start(folder, SSD_BYTES) as daemon, Engine(daemon) as engine:
         model_id = engine.register(PART_BYTES)
         contents = [Content(model_id, "t", seed, BLOCKS, PART_BYTES) for seed in range(PROMPTS)]

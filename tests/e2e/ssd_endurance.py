@@ -30,6 +30,7 @@ def all_scenarios(seed, rounds):
         "full_disk_is_survived": (scenarios.full_disk_is_survived,),
         "read_only_mount_is_survived": (scenarios.read_only_mount_is_survived,),
         "damage_is_a_miss": (ssd_damage.damage_is_a_miss,),
+        "newer_file_is_left_alone": (ssd_damage.newer_file_is_left_alone,),
         "start_is_quick_with_100_000_blocks": (scenarios.start_is_quick, 100_000, 1),
         "start_is_quick_with_1_000_000_blocks": (scenarios.start_is_quick, 1_000_000, 4),
         "reads_do_not_drift": (scenarios.reads_do_not_drift, seed, 60, GIB),

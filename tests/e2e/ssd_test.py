@@ -46,6 +46,9 @@ class SsdTest(unittest.TestCase):
     def test_damage_is_a_miss(self):
         self.shows(ssd_damage.damage_is_a_miss)
 
+    def test_newer_file_is_left_alone(self):
+        self.shows(ssd_damage.newer_file_is_left_alone)
+
     def test_longer_than_ram_is_served_whole(self):
         self.shows(scenarios.longer_than_ram_is_served_whole, 16 * MIB)
 
