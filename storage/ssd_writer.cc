@@ -462,8 +462,8 @@ absl::Status TierManager::TrimSsd() {
   return trimmed;
 }
 
-// Downwards by a segment at a time, of the size that the new capacity has: what is in use is written
-// again before its old place goes.
+// Downwards by a segment at a time, of the size that the new capacity has: what is in use is
+// written again before its old place goes.
 absl::Status TierManager::ResizeSsd(uint64_t bytes) {
   const uint64_t previous = ssd_->usage().capacity_bytes;
   for (bool there = false; !there;) {

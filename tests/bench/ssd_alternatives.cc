@@ -24,9 +24,9 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "bench/disk.h"
 #include "common/check.h"
 #include "common/executor.h"
-#include "bench/disk.h"
 #include "tests/bench/ssd_arms.h"
 
 namespace kvtier::bench {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "common/status.h"
 #include "bench/disk.h"
+#include "common/status.h"
 
 namespace kvtier::bench {
 

@@ -150,8 +150,8 @@ TEST_P(StressTest, NoForeignByteAndNothingLeft) {
   const TierSizes sizes = GetParam();
   std::unique_ptr<LogTier> ssd;
   if (sizes.ssd > 0) {
-    ssd = std::make_unique<FakeLogTier>(std::make_shared<FakeMedium>(), sizes.ssd,
-                                        sizes.ssd_segment);
+    ssd =
+        std::make_unique<FakeLogTier>(std::make_shared<FakeMedium>(), sizes.ssd, sizes.ssd_segment);
   }
   TierManager manager({}, tier(TierKind::kGpu, sizes.gpu), tier(TierKind::kRam, sizes.ram),
                       std::move(ssd), {&*general, &*ssd_reader, &*ssd_writer}, &clock);
