@@ -25,6 +25,12 @@ constexpr uint64_t kRecordOverhead = 512;
 constexpr Duration kWriterPatience = std::chrono::seconds(1);
 // For the tier's sake: nobody waits for a write by a deadline of its own.
 constexpr Duration kWriteLimit = std::chrono::seconds(30);
+// What may be written again only because it was used: so many bytes for each new one, with some in
+// hand for a hot stretch of the log. Traces do not reach it; without it a tier whose blocks were
+// all used would rewrite itself for each block it takes.
+constexpr uint64_t kCarryPerByte = 4;
+constexpr uint64_t kCarrySegments = 16;
+constexpr uint64_t kCarryShare = 4;                       // but no more than this part of the tier
 constexpr SlotPool::OwnerTag kUnknownOwner = UINT64_MAX;  // a block of a model not known here
 
 uint64_t RecordBytes(uint64_t payload, std::string_view identity) {
@@ -256,6 +262,11 @@ bool TierManager::LivesAtLocked(const Segment::Record& record) const {
          index_.parts(block)[part].at[static_cast<int>(TierKind::kSsd)] == record.location;
 }
 
+uint64_t TierManager::MostCarry() const {
+  return std::min(kCarrySegments * ssd_->segment_bytes(),
+                  ssd_->usage().capacity_bytes / kCarryShare);
+}
+
 // Second chance: what was used since it was written, or is in use now, is written again.
 bool TierManager::TakeOldestSegment(WriteBatch* batch) {
   MutexLock lock(mutex_);
@@ -270,8 +281,12 @@ bool TierManager::TakeOldestSegment(WriteBatch* batch) {
     if (record.owner == kUnknownOwner) continue;
     const EntryId block = OwnerBlock(record.owner);
     const Entry& entry = index_.entry(block);
-    const bool wanted = entry.ssd_hit && write_tokens_.HasTokens(clock_->Now());
-    if (wanted || entry.in_use()) CarryLocked(block, batch);
+    const uint64_t bytes = models_[entry.model]->block_bytes;
+    const bool again = entry.ssd_hit && carry_credit_ >= bytes &&
+                       !batch->carried_blocks.contains(block) &&
+                       write_tokens_.HasTokens(clock_->Now());
+    if (again) carry_credit_ -= bytes;
+    if (again || entry.in_use()) CarryLocked(block, batch);
   }
   batch->leaving.push_back(std::move(segment));
   return true;
@@ -363,9 +378,12 @@ void TierManager::CommitSegment(const std::vector<Move>& moves, const std::vecto
       ssd.bytes_written += move.bytes;
       counts_.tiers[static_cast<int>(move.tier)].bytes_read += move.bytes;
       write_tokens_.Take(move.bytes, clock_->Now());
+      if (old == kNoLocation) carry_credit_ += kCarryPerByte * move.bytes;
+      roots_on_ssd_.insert(move.id.root);
       segment.records.push_back({ops[i].owner, ops[i].location});
       segment.bytes += move.bytes;
     }
+    carry_credit_ = std::min(carry_credit_, MostCarry());
     log_.push_back(std::move(segment));
     ++writer_progress_;
   }
@@ -427,6 +445,7 @@ void TierManager::EndBatch(WriteBatch* batch, const absl::Status& status) {
     }
     writer_stuck_ = false;
     unwritten_credit_ = status.ok() ? 0 : WriteUnit();
+    if (absl::IsResourceExhausted(status)) carry_credit_ = 0;  // the next one needs the room
     ++writer_progress_;
   }
   write_done_.NotifyAll();
@@ -473,7 +492,8 @@ absl::Status TierManager::ResizeSsd(uint64_t bytes) {
     const uint64_t step = used > ssd_->segment_bytes() ? used - ssd_->segment_bytes() : 0;
     there = step <= bytes;
     ssd_->SetCapacity(std::max(bytes, step));
-    const absl::Status trimmed = TrimSsd();
+    absl::Status trimmed = TrimSsd();
+    if (absl::IsResourceExhausted(trimmed)) trimmed = TrimSsd();  // with no second chances
     if (trimmed.ok()) continue;
     ssd_->SetCapacity(previous);
     return trimmed;
@@ -523,6 +543,7 @@ void TierManager::Restore() {
   {
     MutexLock lock(mutex_);
     counts_.ssd_restored_blocks = index_.complete_in(TierKind::kSsd);
+    carry_credit_ = MostCarry();
   }
   const absl::Status trimmed = TrimSsd();
   if (trimmed.ok()) return;
@@ -549,6 +570,7 @@ void TierManager::RestoreSegment(std::span<const StoredPart> parts) {
 
 // False for a part that nobody here can ask for.
 bool TierManager::RestorePartLocked(const StoredPart& part, EntryId* block, Erasures* erasures) {
+  roots_on_ssd_.insert(part.id.root);
   const auto known = model_numbers_.find(part.id.model);
   if (known == model_numbers_.end()) return false;
   const Model& model = *models_[known->second];

@@ -638,9 +638,16 @@ absl::Status TierManager::ForgetOnSsd(const ModelId& model, const std::string* c
   if (ssd_ == nullptr) return absl::OkStatus();
   MutexLock writing(ssd_write_mutex_);
   std::optional<RootFingerprint> root;
-  if (canonical != nullptr) root = FingerprintOf(*canonical);
-  return Annotate(ssd_->Forget(model, root),
-                  "dropped, but what is on SSD may be back after a restart");
+  if (canonical != nullptr) {
+    root = FingerprintOf(*canonical);
+    MutexLock lock(mutex_);
+    if (!roots_on_ssd_.contains(*root)) return absl::OkStatus();
+  }
+  KVTIER_RETURN_IF_ERROR(Annotate(ssd_->Forget(model, root),
+                                  "dropped, but what is on SSD may be back after a restart"));
+  MutexLock lock(mutex_);
+  if (root.has_value()) roots_on_ssd_.erase(*root);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> TierManager::ResetModel(const ModelId& id) {

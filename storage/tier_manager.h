@@ -396,6 +396,7 @@ class TierManager {
       KVTIER_EXCLUDES(mutex_);
   absl::Status MakeSsdRoom(WriteBatch* batch) KVTIER_REQUIRES(ssd_write_mutex_)
       KVTIER_EXCLUDES(mutex_);
+  uint64_t MostCarry() const;
   bool LivesAtLocked(const Segment::Record& record) const KVTIER_REQUIRES(mutex_);
   bool TakeOldestSegment(WriteBatch* batch) KVTIER_EXCLUDES(mutex_);
   void CarryLocked(EntryId block, WriteBatch* batch) KVTIER_REQUIRES(mutex_);
@@ -453,7 +454,10 @@ class TierManager {
   ManagerStats counts_ KVTIER_GUARDED_BY(mutex_);  // gauges in it stay 0; stats() fills them in
   // Namespaces known from the SSD alone, until somebody names them.
   absl::flat_hash_map<RootFingerprint, SpaceId> restored_spaces_ KVTIER_GUARDED_BY(mutex_);
-  std::deque<Segment> log_ KVTIER_GUARDED_BY(mutex_);  // oldest first
+  // What has been written or was there, and was not forgotten since: the rest need not be.
+  absl::flat_hash_set<RootFingerprint> roots_on_ssd_ KVTIER_GUARDED_BY(mutex_);
+  uint64_t carry_credit_ KVTIER_GUARDED_BY(mutex_) = 0;  // bytes
+  std::deque<Segment> log_ KVTIER_GUARDED_BY(mutex_);    // oldest first
   std::deque<std::shared_ptr<WriteRequest>> write_requests_ KVTIER_GUARDED_BY(mutex_);
   bool writer_runs_ KVTIER_GUARDED_BY(mutex_) = false;   // or is about to
   bool writer_stuck_ KVTIER_GUARDED_BY(mutex_) = false;  // somebody waited in vain

@@ -143,6 +143,35 @@ TEST_F(SsdPolicyTest, WhatWasHitGetsASecondChanceAndTheRestLeaves) {
   EXPECT_LE(ssd().usage.used_bytes, 64 * kPart + kSegment);
 }
 
+// Second chances have a bound: new blocks find room, and writing does not multiply.
+TEST_F(SsdPolicyTest, ATierInUseAllOverStillTakesNewBlocks) {
+  Start(16, 128);
+  for (uint32_t i = 1; i <= 40; ++i) {
+    fixture_->Store(model_, Tokens(i, 4));
+    for (uint32_t j = 1; j <= i; ++j) fixture_->Found(model_, Tokens(j, 4));
+  }
+  const uint64_t before = ssd().bytes_written;
+  for (uint32_t i = 41; i <= 100; ++i) {
+    ASSERT_TRUE(StoreDurable(Tokens(i, 4)).ok()) << i;
+    for (uint32_t j = 1; j <= i; ++j) fixture_->Found(model_, Tokens(j, 4));
+  }
+  EXPECT_LE(ssd().bytes_written - before, 60 * 4 * kPart * 5 + 128 * kPart);
+  EXPECT_EQ(fixture_->Found(model_, Tokens(100, 4)), 4u);
+}
+
+TEST_F(SsdPolicyTest, ResettingWhatWasNeverOnSsdWritesNothing) {
+  Start(32, 256);
+  fixture_->Store(model_, Tokens(1, 8));
+  const std::string root = fixture_->Prompt(model_, Tokens(1, 8)).canonical_root;
+  fixture_->ssd().SetWritable(absl::UnavailableError("disk is full"));  // would fail
+  EXPECT_EQ(*manager().ResetNamespace(SpecId(model_), root), 8u);
+  fixture_->ssd().SetWritable(absl::OkStatus());
+  ASSERT_TRUE(StoreDurable(Tokens(1, 8)).ok());
+  fixture_->ssd().SetWritable(absl::UnavailableError("disk is full"));
+  EXPECT_FALSE(manager().ResetNamespace(SpecId(model_), root).ok());
+  fixture_->ssd().SetWritable(absl::OkStatus());
+}
+
 TEST_F(SsdPolicyTest, ALeaseKeepsItsBlocksHoweverMuchIsStored) {
   Start(32, 64);
   const auto leased = Tokens(1, 8);

@@ -4,6 +4,7 @@
 #include <climits>
 #include <cstdint>
 
+#include "common/clock.h"
 #include "common/mutex.h"
 
 namespace kvtier {
@@ -23,6 +24,12 @@ class Gate {
     ++round_;
     changed_.NotifyAll();
   }
+  // From now on each call that passes takes this long. For measurements.
+  void Slow(Duration delay) {
+    MutexLock lock(mutex_);
+    delay_ = delay;
+    changed_.NotifyAll();
+  }
   // Returns when `calls` of them wait in Pass.
   void WaitForHeld(int calls = 1) {
     MutexLock lock(mutex_);
@@ -31,6 +38,10 @@ class Gate {
   // Where the calls go through.
   void Pass() {
     MutexLock lock(mutex_);
+    const TimePoint end = clock_.Now() + delay_;
+    while (delay_ > Duration::zero() && clock_.Now() < end) {
+      changed_.WaitFor(mutex_, end - clock_.Now());
+    }
     if (to_hold_ == 0) return;
     --to_hold_;
     ++held_;
@@ -42,6 +53,8 @@ class Gate {
  private:
   Mutex mutex_;
   CondVar changed_;
+  const SteadyClock clock_;
+  Duration delay_ KVTIER_GUARDED_BY(mutex_) = Duration::zero();
   int to_hold_ KVTIER_GUARDED_BY(mutex_) = 0;
   int held_ KVTIER_GUARDED_BY(mutex_) = 0;
   uint64_t round_ KVTIER_GUARDED_BY(mutex_) = 0;
