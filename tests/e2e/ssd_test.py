@@ -52,6 +52,9 @@ class SsdTest(unittest.TestCase):
     def test_longer_than_ram_is_served_whole(self):
         self.shows(scenarios.longer_than_ram_is_served_whole, 16 * MIB)
 
+    def test_tier_in_use_takes_new_blocks(self):
+        self.shows(scenarios.tier_in_use_takes_new_blocks)
+
     def test_write_limit_never_blocks(self):
         self.shows(scenarios.write_limit_never_blocks, 128)
 
