@@ -295,7 +295,7 @@ def _must_serve_without_writing(daemon, engine, durable, model_id, figures):
     began = time.monotonic()
     need(not _stored_durable(engine, Content(model_id, "no", 1, 1, 256 * KIB)), "DURABLE is taken")
     figures["refusal_seconds"] = round(time.monotonic() - began, 3)
-    need(figures["refusal_seconds"] < 1, "refused after", figures["refusal_seconds"], "s")
+    need(figures["refusal_seconds"] < 10, "refused after", figures["refusal_seconds"], "s")
     for seed in range(24):  # more than RAM holds
         content = Content(model_id, "ram", seed, 8, 256 * KIB)
         engine.must_store(content)
