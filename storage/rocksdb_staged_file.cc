@@ -59,6 +59,17 @@ IOStatus StagedFileSystem::Load(uint64_t tail_offset) {
   return ReadPiece(file.get(), tail_.offset, size - tail_.offset, &tail_.bytes);
 }
 
+IOStatus StagedFileSystem::NewWritableFile(const std::string& path,
+                                           const rocksdb::FileOptions& options,
+                                           std::unique_ptr<rocksdb::FSWritableFile>* file,
+                                           rocksdb::IODebugContext* debug) {
+  IOStatus status = target()->NewWritableFile(path, options, file, debug);
+  if (!status.ok() || path != staged_path_) return status;
+  if (write_behind_ == nullptr) write_behind_ = std::make_unique<WriteBehind>();
+  *file = write_behind_->Over(std::move(*file));
+  return status;
+}
+
 IOStatus StagedFileSystem::NewRandomAccessFile(const std::string& path,
                                                const rocksdb::FileOptions& options,
                                                std::unique_ptr<rocksdb::FSRandomAccessFile>* file,

@@ -1,8 +1,10 @@
-// Why ingesting a file reads nothing that can fail.
+// How the one file that is being made is written and read.
 //
-// RocksDB 7.8 reads the first and the last entry of a file that it ingests, and takes a read error
-// for an empty file in one place and checks an assertion in the other. So what it will read is read
-// before, where an error is an error, and given to it from memory.
+// Its bytes are written while RocksDB makes the next ones (storage/rocksdb_write_behind.h), and
+// ingesting it reads nothing that can fail: RocksDB 7.8 reads the first and the last entry of a
+// file that it ingests, and takes a read error for an empty file in one place and checks an
+// assertion in the other. So what it will read is read before, where an error is an error, and
+// given to it from memory.
 #pragma once
 
 #include <rocksdb/file_system.h>
@@ -11,10 +13,12 @@
 #include <memory>
 #include <string>
 
+#include "storage/rocksdb_write_behind.h"
+
 namespace kvtier {
 
-// A file system in which reads of the one staged file come from memory. One file is staged at a
-// time; other calls from any thread go straight through.
+// A file system in which the one staged file is written behind, and read from memory. One file is
+// staged at a time; other calls from any thread go straight through.
 class StagedFileSystem final : public rocksdb::FileSystemWrapper {
  public:
   StagedFileSystem(const std::shared_ptr<rocksdb::FileSystem>& base, std::string staged_path)
@@ -25,6 +29,9 @@ class StagedFileSystem final : public rocksdb::FileSystemWrapper {
   // Reads the start of the staged file, and all from `tail_offset` on.
   rocksdb::IOStatus Load(uint64_t tail_offset);
 
+  rocksdb::IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions& options,
+                                    std::unique_ptr<rocksdb::FSWritableFile>* file,
+                                    rocksdb::IODebugContext* debug) override;
   rocksdb::IOStatus NewRandomAccessFile(const std::string& path,
                                         const rocksdb::FileOptions& options,
                                         std::unique_ptr<rocksdb::FSRandomAccessFile>* file,
@@ -38,6 +45,7 @@ class StagedFileSystem final : public rocksdb::FileSystemWrapper {
   class LoadedFile;
 
   const std::string staged_path_;
+  std::unique_ptr<WriteBehind> write_behind_;  // from the first file on
   Piece start_;
   Piece tail_;
 };

@@ -26,6 +26,7 @@ struct Options;
 namespace kvtier {
 
 class StagedFileSystem;
+class ThreadPool;
 
 struct RocksdbStoreOptions {
   std::string directory;
@@ -55,6 +56,10 @@ class RocksdbStore {
 
   std::vector<StoreFile> Files() const;  // in the order of their keys
 
+  struct KeyRange {
+    std::string first;
+    std::string end;  // not part of it
+  };
   // Two values that are read together: what it takes to know that the other is the right one, and
   // that one, which is not copied more than RocksDB does.
   struct Pair {
@@ -69,8 +74,11 @@ class RocksdbStore {
     std::function<Pair(size_t)> pair;
     uint64_t largest_pair_bytes = 0;
     std::string list;  // kept in the file's properties: ReadList gets it without reading pairs
+    // As by DeleteFiles, while the file is being written and before it is added.
+    std::vector<KeyRange> replaced = {};
   };
-  // A failed call may have added the file all the same; nothing else of it is left on disk.
+  // A failed call may have added the file all the same; nothing else of it is left on disk. What
+  // the file replaces may be gone.
   absl::StatusOr<StoreFile> AddFile(const NewFile& file);
   // NOT_FOUND when the file has none; DATA_LOSS when the file cannot be read.
   absl::StatusOr<std::string> ReadList(const StoreFile& file) const;
@@ -79,10 +87,6 @@ class RocksdbStore {
   using UsePair = std::function<absl::Status(std::string_view head, std::string_view body)>;
   absl::Status GetPair(std::string_view key, const UsePair& use) const;
 
-  struct KeyRange {
-    std::string first;
-    std::string end;  // not part of it
-  };
   // Removes the files that lie within one of the ranges, in one step. Their space is back when the
   // readers that were there before have left.
   absl::Status DeleteFiles(std::span<const KeyRange> ranges);
@@ -108,6 +112,7 @@ class RocksdbStore {
   const std::shared_ptr<std::atomic<bool>> stopped_;
   std::unique_ptr<rocksdb::Options> options_;
   std::unique_ptr<rocksdb::DB> db_;
+  std::unique_ptr<ThreadPool> remover_;
 };
 
 }  // namespace kvtier

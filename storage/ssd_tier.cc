@@ -277,18 +277,25 @@ absl::Status SsdTier::WriteSegment(std::span<WriteOp* const> ops, uint64_t need,
   KVTIER_RETURN_IF_ERROR(MakeReady(need, ops.size()));
   *batch = next_batch_++;
   KVTIER_CHECK(*batch <= kMaxBatch);
-  const absl::StatusOr<StoreFile> file = WriteFile(ops, *batch);
+  std::vector<uint64_t> dead;
+  {
+    MutexLock lock(mutex_);
+    dead = Removable();
+  }
+  const absl::StatusOr<StoreFile> file = WriteFile(ops, *batch, dead);
   if (!file.ok()) return Fail(file.status());
   backoff_ = kFirstBackoff;
   file_bytes_written_.Add(file->bytes);
   for (const WriteOp* op : ops) payload_bytes_written_.Add(op->from.size());
   MutexLock lock(mutex_);
+  Retired(dead);
   used_bytes_ += file->bytes;
   segments_[*batch] = {file->bytes, std::vector<bool>(ops.size(), true), ops.size(), false};
   return absl::OkStatus();
 }
 
-// Dead files go before a new one comes, so that the disk never holds both.
+// Dead files go before a new one comes, so that the disk never holds both; a single one goes while
+// the new one is written, where there is room.
 absl::Status SsdTier::MakeReady(uint64_t need, size_t parts) {
   {
     MutexLock lock(mutex_);
@@ -296,6 +303,7 @@ absl::Status SsdTier::MakeReady(uint64_t need, size_t parts) {
     KVTIER_RETURN_IF_ERROR(CheckRoom(need, parts));
     DropForeignFor(need);
   }
+  if (MayDieLater(need)) return absl::OkStatus();
   const absl::Status retired = RetireDead();
   if (!retired.ok()) return Fail(retired);
   MutexLock lock(mutex_);
@@ -329,8 +337,10 @@ void SsdTier::DropForeignFor(uint64_t need) {
   for (const uint64_t batch : foreign) Bury(batch);
 }
 
-absl::StatusOr<StoreFile> SsdTier::WriteFile(std::span<WriteOp* const> ops, uint64_t batch) {
+absl::StatusOr<StoreFile> SsdTier::WriteFile(std::span<WriteOp* const> ops, uint64_t batch,
+                                             std::span<const uint64_t> replaced) {
   RocksdbStore::NewFile file{BeginKey(batch), EndKey(batch), ops.size(), nullptr, 0, ""};
+  for (const uint64_t dead : replaced) file.replaced.push_back(RangeOf(dead));
   std::vector<StoredPart> parts(ops.size());
   for (size_t i = 0; i < ops.size(); ++i) {
     const WriteOp& op = *ops[i];
@@ -414,6 +424,18 @@ std::vector<uint64_t> SsdTier::Removable() {
   return batches;
 }
 
+// Whether what is dead may go while `need` bytes are written: a single file, which the tier and the
+// disk can hold beside the new one.
+bool SsdTier::MayDieLater(uint64_t need) {
+  {
+    MutexLock lock(mutex_);
+    if (Removable().size() != 1) return false;
+    const uint64_t limit = capacity_bytes_ + 2 * SegmentBytesLocked();
+    if (used_bytes_ + dead_bytes_ + lingering_bytes_ > limit) return false;
+  }
+  return CheckFreeSpace(options_.directory, need).ok();
+}
+
 absl::Status SsdTier::RetireDead() {
   std::vector<uint64_t> batches;
   {
@@ -424,8 +446,15 @@ absl::Status SsdTier::RetireDead() {
   std::vector<RocksdbStore::KeyRange> ranges;
   for (const uint64_t batch : batches) ranges.push_back(RangeOf(batch));
   KVTIER_RETURN_IF_ERROR(store()->DeleteFiles(ranges));
-  files_retired_.Add(batches.size());
   MutexLock lock(mutex_);
+  Retired(batches);
+  return absl::OkStatus();
+}
+
+// Their space is back when the reads that began before have ended.
+void SsdTier::Retired(std::span<const uint64_t> batches) {
+  if (batches.empty()) return;
+  files_retired_.Add(batches.size());
   uint64_t& lingering = lingering_[++epoch_];
   for (const uint64_t batch : batches) {
     const auto dead = dead_.find(batch);
@@ -435,7 +464,6 @@ absl::Status SsdTier::RetireDead() {
     dead_.erase(dead);
   }
   FreeLingering();
-  return absl::OkStatus();
 }
 
 // --------------------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ class SsdTier final : public LogTier {
   absl::Status WriteSegment(std::span<WriteOp* const> ops, uint64_t need, uint64_t* batch)
       KVTIER_REQUIRES(io_mutex_);
   absl::Status MakeReady(uint64_t need, size_t parts) KVTIER_REQUIRES(io_mutex_);
-  absl::StatusOr<StoreFile> WriteFile(std::span<WriteOp* const> ops, uint64_t batch)
+  absl::StatusOr<StoreFile> WriteFile(std::span<WriteOp* const> ops, uint64_t batch,
+                                      std::span<const uint64_t> replaced)
       KVTIER_REQUIRES(io_mutex_);
   absl::Status CheckRoom(uint64_t need, size_t parts) const KVTIER_REQUIRES(mutex_);
   void DropForeignFor(uint64_t need) KVTIER_REQUIRES(mutex_);
@@ -115,7 +116,9 @@ class SsdTier final : public LogTier {
   // Removing.
   void Bury(uint64_t batch) KVTIER_REQUIRES(mutex_);
   std::vector<uint64_t> Removable() KVTIER_REQUIRES(mutex_);
+  bool MayDieLater(uint64_t need) KVTIER_REQUIRES(io_mutex_);
   absl::Status RetireDead() KVTIER_REQUIRES(io_mutex_);
+  void Retired(std::span<const uint64_t> batches) KVTIER_REQUIRES(mutex_);
 
   // Reading.
   absl::Status ReadPart(const ReadOp& op);
