@@ -208,7 +208,7 @@ class BareTier {
     }
   }
 
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
   WarmMemory from_;
   WarmMemory to_;
   std::vector<ReadOp> parts_;  // what was written last

@@ -19,7 +19,6 @@ constexpr uint8_t kCodecRaw = 0;
 constexpr size_t kHeaderChecksumAt = kRecordHeaderBytes - sizeof(uint64_t);
 constexpr size_t kNameBytes = Digest128::kBytes + sizeof(RootFingerprint);
 static_assert(kListNameBytes == kNameBytes);
-constexpr size_t kListHeadBytes = kListOverheadBytes - sizeof(uint64_t);
 
 // The second half of a key: these, or a record's index + 1.
 constexpr uint32_t kBeginNumber = 0;

@@ -401,7 +401,7 @@ TEST_F(SsdPolicyTest, ModelsThatAreNotKnownAfterARestartTakeRoomUntilTheirSegmen
 
 // With threads: a write that hangs holds up neither lookups nor what RAM has.
 TEST(StuckSsdTest, RamGoesOnWhileAWriteHangs) {
-  const SteadyClock clock;
+  const SteadyClock clock{};
   const std::unique_ptr<DeviceMemory> device = MakeHostMemory();
   auto log = std::make_unique<FakeLogTier>(std::make_shared<FakeMedium>(), 256 * kPart, kSegment);
   FakeLogTier* const ssd = log.get();

@@ -53,7 +53,7 @@ class Gate {
  private:
   Mutex mutex_;
   CondVar changed_;
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
   Duration delay_ KVTIER_GUARDED_BY(mutex_) = Duration::zero();
   int to_hold_ KVTIER_GUARDED_BY(mutex_) = 0;
   int held_ KVTIER_GUARDED_BY(mutex_) = 0;
