@@ -219,6 +219,7 @@ grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
 absl::Status AdminService::DoUnregister(const v1::UnregisterModelRequest& request,
                                         v1::UnregisterModelResponse* response) {
   KVTIER_ASSIGN_OR_RETURN(const ModelId id, ToModelId(request.model_id()));
+  KVTIER_RETURN_IF_ERROR(context_.drop_idle_ssd());
   KVTIER_RETURN_IF_ERROR(context_.models->Remove(id));
   KVTIER_ASSIGN_OR_RETURN(const uint64_t dropped, context_.manager->RemoveModel(id));
   response->set_dropped_blocks(dropped);
@@ -252,6 +253,7 @@ absl::Status AdminService::DoSetTierCapacity(const v1::SetTierCapacityRequest& r
 
 absl::Status AdminService::DoReset(const v1::ResetRequest& request, v1::ResetResponse* response) {
   KVTIER_ASSIGN_OR_RETURN(const ModelId id, ToModelId(request.model_id()));
+  KVTIER_RETURN_IF_ERROR(context_.drop_idle_ssd());
   uint64_t dropped = 0;
   if (request.has_namespace_()) {
     KVTIER_ASSIGN_OR_RETURN(const Namespace name, ToNamespace(request.namespace_()));

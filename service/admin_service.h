@@ -29,6 +29,9 @@ struct AdminContext {
   std::function<double()> uptime_seconds;
   std::function<uint64_t()> open_streams;
   std::function<bool()> draining;
+  // Before a reset while the SSD tier is off: what it left on disk must not be back when it is on
+  // again. OK when there is nothing.
+  std::function<absl::Status()> drop_idle_ssd;
   std::function<void()> drain;
 };
 

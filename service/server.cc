@@ -2,6 +2,7 @@
 
 #include <array>
 #include <chrono>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -171,6 +172,7 @@ class Daemon final : public Server {
   void Drain() override KVTIER_EXCLUDES(health_mutex_);
   void Stop() override;
   void WriteDown(TimePoint deadline);
+  absl::Status DropIdleSsd() const;
   const std::vector<std::string>& listen() const override { return data_.addresses; }
   const std::string& admin_listen() const override { return admin_.addresses.front(); }
   const std::string& metrics_listen() const override { return metrics_listen_; }
@@ -249,8 +251,21 @@ AdminContext Daemon::MakeAdminContext(std::vector<EffectiveSetting> settings) {
   context.uptime_seconds = [this] { return UptimeSeconds(); };
   context.open_streams = [this] { return registry_.open_streams(); };
   context.draining = [this] { return registry_.draining(); };
+  context.drop_idle_ssd = [this] { return DropIdleSsd(); };
   context.drain = [this] { Drain(); };
   return context;
+}
+
+// With the tier off nobody can mark single blocks there as gone, so all of them go.
+absl::Status Daemon::DropIdleSsd() const {
+  const std::string path = directory_->PathOf("ssd");
+  std::error_code error;
+  if (ssd_ != nullptr || !std::filesystem::exists(path, error)) return absl::OkStatus();
+  std::filesystem::remove_all(path, error);
+  if (error) return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot remove ", path));
+  Log(LogLevel::kWarning, "SSD tier is off, so all that it had is removed for this reset",
+      {{"path", path}});
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::Restore() {
@@ -342,7 +357,8 @@ void Daemon::WriteDown(TimePoint deadline) {
   if (left == 0) {
     Log(LogLevel::kInfo, "all of RAM is on SSD");
   } else {
-    Log(LogLevel::kWarning, "not all of RAM is on SSD: raise drain-ms",
+    Log(LogLevel::kWarning,
+        "not all of RAM is on SSD: raise drain-ms, or ssd-bytes if that is full",
         {{"blocks_left", left}, {"drain_ms", config_.drain_ms}});
   }
 }

@@ -10,6 +10,9 @@ namespace {
 // How far a Fetch reads ahead of what it sends: enough to keep an SSD busy.
 constexpr uint64_t kAheadBytes = uint64_t{16} << 20;
 constexpr uint64_t kAheadParts = 16;
+// How often a Store that is longer than RAM makes room on SSD for its next block: others may be
+// faster to take it.
+constexpr int kSpillTries = 32;
 
 }  // namespace
 
@@ -119,7 +122,10 @@ bool StoreSession::Reserve(uint32_t index, TimePoint deadline) {
     return false;
   }
   block.slot = manager_->AllocateInRam(part_bytes_, deadline);
-  if (!block.slot && Spill(index, deadline)) {
+  for (int i = 0; !block.slot && manager_->ssd_ != nullptr && i < kSpillTries; ++i) {
+    // When there is nothing to spill here, others may be about to spill theirs.
+    const uint64_t progress = manager_->WriterProgress();
+    if (!Spill(index, deadline)) manager_->WaitForWriter(progress, deadline);
     block.slot = manager_->AllocateInRam(part_bytes_, deadline);
   }
   if (!block.slot) Reject(index, RejectReason::kNoSpace);

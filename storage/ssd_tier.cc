@@ -632,6 +632,12 @@ void SsdTier::SetCapacity(uint64_t bytes) {
   capacity_bytes_ = bytes;
 }
 
+uint64_t SsdTier::SegmentBytes(Location location) const {
+  MutexLock lock(mutex_);
+  const auto segment = segments_.find(BatchOf(location));
+  return segment == segments_.end() ? 0 : segment->second.bytes;
+}
+
 uint64_t SsdTier::segment_bytes() const {
   MutexLock lock(mutex_);
   return SegmentBytesLocked();

@@ -30,7 +30,9 @@ constexpr Duration kWriteLimit = std::chrono::seconds(30);
 // all used would rewrite itself for each block it takes.
 constexpr uint64_t kCarryPerByte = 4;
 constexpr uint64_t kCarrySegments = 16;
-constexpr uint64_t kCarryShare = 4;                       // but no more than this part of the tier
+constexpr uint64_t kCarryShare = 4;  // but no more than this part of the tier
+// Between attempts to get back below the capacity.
+constexpr Duration kTrimPause = std::chrono::seconds(2);
 constexpr SlotPool::OwnerTag kUnknownOwner = UINT64_MAX;  // a block of a model not known here
 
 uint64_t RecordBytes(uint64_t payload, std::string_view identity) {
@@ -64,6 +66,11 @@ void TierManager::KickWriterLocked() {
   if (writer_runs_) return;
   writer_runs_ = true;
   executors_.ssd_writer->Run([this] { RunWriter(); });
+}
+
+uint64_t TierManager::WriterProgress() const {
+  MutexLock lock(mutex_);
+  return writer_progress_;
 }
 
 // Returns when the writer has got on since `seen`, or when patience or time is over.
@@ -288,6 +295,7 @@ bool TierManager::TakeOldestSegment(WriteBatch* batch) {
     if (again) carry_credit_ -= bytes;
     if (again || entry.in_use()) CarryLocked(block, batch);
   }
+  segment.bytes = ssd_->SegmentBytes(segment.records.front().location);
   batch->leaving.push_back(std::move(segment));
   return true;
 }
@@ -327,6 +335,7 @@ absl::Status TierManager::WriteSegment(WriteBatch* batch) {
   std::vector<WriteOp> ops;
   LoadFromSsd(&moves, &ops);
   if (!ops.empty()) {
+    NoteRoots(ops);
     ssd_->Write(ops, clock_->Now() + kWriteLimit);
     KVTIER_RETURN_IF_ERROR(ops.front().status);
     CommitSegment(moves, ops);
@@ -360,6 +369,12 @@ void TierManager::LoadFromSsd(std::vector<Move>* moves, std::vector<WriteOp>* op
   *moves = std::move(readable);
 }
 
+// Before they are written: even a write that fails may leave something behind.
+void TierManager::NoteRoots(const std::vector<WriteOp>& ops) {
+  MutexLock lock(mutex_);
+  for (const WriteOp& op : ops) roots_on_ssd_.insert(op.id.root);
+}
+
 void TierManager::CommitSegment(const std::vector<Move>& moves, const std::vector<WriteOp>& ops) {
   Erasures erasures;
   {
@@ -379,9 +394,7 @@ void TierManager::CommitSegment(const std::vector<Move>& moves, const std::vecto
       counts_.tiers[static_cast<int>(move.tier)].bytes_read += move.bytes;
       write_tokens_.Take(move.bytes, clock_->Now());
       if (old == kNoLocation) carry_credit_ += kCarryPerByte * move.bytes;
-      roots_on_ssd_.insert(move.id.root);
       segment.records.push_back({ops[i].owner, ops[i].location});
-      segment.bytes += move.bytes;
     }
     carry_credit_ = std::min(carry_credit_, MostCarry());
     log_.push_back(std::move(segment));
@@ -464,13 +477,26 @@ void TierManager::MaintainSsd() {
     {
       MutexLock writing(ssd_write_mutex_);
       ssd_->Maintain();
-      // What was in use when its segment was to leave may be free now. If not, the next one tries.
-      const TierUsage usage = ssd_->usage();
-      if (usage.used_bytes > usage.capacity_bytes && ssd_->writable().ok()) TrimSsd().IgnoreError();
+      bool trim = false;
+      {
+        MutexLock lock(mutex_);
+        trim = TrimIsDueLocked();
+      }
+      if (trim) TrimSsd().IgnoreError();  // the next one tries again
     }
     MutexLock lock(mutex_);
     maintaining_ = false;
   });
+}
+
+// What was in use when its segment was to leave may be free now. Not all the time: what is still in
+// use is written again by each attempt.
+bool TierManager::TrimIsDueLocked() {
+  const TierUsage usage = ssd_->usage();
+  if (usage.used_bytes <= usage.capacity_bytes || !ssd_->writable().ok()) return false;
+  if (clock_->Now() < next_trim_) return false;
+  next_trim_ = clock_->Now() + kTrimPause;
+  return true;
 }
 
 // Until what is there fits.
@@ -482,7 +508,7 @@ absl::Status TierManager::TrimSsd() {
 }
 
 // Downwards by a segment at a time, of the size that the new capacity has: what is in use is
-// written again before its old place goes.
+// written again before its old place goes. What cannot go now goes later: see MaintainSsd.
 absl::Status TierManager::ResizeSsd(uint64_t bytes) {
   const uint64_t previous = ssd_->usage().capacity_bytes;
   for (bool there = false; !there;) {
@@ -495,8 +521,12 @@ absl::Status TierManager::ResizeSsd(uint64_t bytes) {
     absl::Status trimmed = TrimSsd();
     if (absl::IsResourceExhausted(trimmed)) trimmed = TrimSsd();  // with no second chances
     if (trimmed.ok()) continue;
-    ssd_->SetCapacity(previous);
-    return trimmed;
+    if (!ssd_->writable().ok()) {
+      ssd_->SetCapacity(previous);
+      return trimmed;
+    }
+    ssd_->SetCapacity(bytes);
+    there = true;
   }
   return absl::OkStatus();
 }
@@ -507,6 +537,8 @@ uint64_t TierManager::WriteDownAll(TimePoint deadline) {
   MutexLock writing(ssd_write_mutex_);
   absl::Status written;
   EntryId block = kNoEntry;
+  // More than it holds would push out what was written first, which is the most recent.
+  uint64_t room = ssd_->usage().capacity_bytes;
   do {
     WriteBatch batch;
     {
@@ -520,9 +552,10 @@ uint64_t TierManager::WriteDownAll(TimePoint deadline) {
       }
     }
     if (batch.fresh.empty()) break;
+    room -= std::min(room, batch.fresh_bytes + ssd_->segment_bytes() / 8);
     written = WriteOut(&batch);
     EndBatch(&batch, written);
-  } while (written.ok() && clock_->Now() < deadline);
+  } while (written.ok() && clock_->Now() < deadline && room > 2 * ssd_->segment_bytes());
   if (!written.ok()) {
     Log(LogLevel::kWarning, "blocks in RAM cannot be written to SSD",
         {{"reason", std::string(written.message())}});
@@ -561,7 +594,6 @@ void TierManager::RestoreSegment(std::span<const StoredPart> parts) {
       const bool known = RestorePartLocked(part, &block, &erasures);
       const SlotPool::OwnerTag owner = known ? ToOwner(block, part.id.part) : kUnknownOwner;
       segment.records.push_back({owner, part.location});
-      segment.bytes += part.bytes;
     }
     log_.push_back(std::move(segment));
   }

@@ -107,6 +107,9 @@ class LogTier : public Tier {
   // capacity is used already.
   virtual uint64_t BytesFor(std::span<const WriteOp> ops) const = 0;
 
+  // What comes back once all parts of this part's segment are erased; 0 when they are already.
+  virtual uint64_t SegmentBytes(Location location) const = 0;
+
   // Of what was written up to now, parts of this model (and root) do not come back after a restart.
   // Returns when that is on the medium. Blocks.
   virtual absl::Status Forget(const ModelId& model, const std::optional<RootFingerprint>& root) = 0;

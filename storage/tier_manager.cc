@@ -633,10 +633,10 @@ uint64_t TierManager::SweepReset() {
   return dropped;
 }
 
-// After the sweep, and between two batches: whatever holds a block of theirs was written by now.
+// With the writer held up since before the namespace was marked: all that was written is of the old
+// one, and of the new one nothing is yet.
 absl::Status TierManager::ForgetOnSsd(const ModelId& model, const std::string* canonical) {
   if (ssd_ == nullptr) return absl::OkStatus();
-  MutexLock writing(ssd_write_mutex_);
   std::optional<RootFingerprint> root;
   if (canonical != nullptr) {
     root = FingerprintOf(*canonical);
@@ -651,6 +651,7 @@ absl::Status TierManager::ForgetOnSsd(const ModelId& model, const std::string* c
 }
 
 absl::StatusOr<uint64_t> TierManager::ResetModel(const ModelId& id) {
+  MutexLock writing(ssd_write_mutex_);
   {
     MutexLock lock(mutex_);
     KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
@@ -663,6 +664,7 @@ absl::StatusOr<uint64_t> TierManager::ResetModel(const ModelId& id) {
 
 absl::StatusOr<uint64_t> TierManager::ResetNamespace(const ModelId& id,
                                                      const std::string& canonical_root) {
+  MutexLock writing(ssd_write_mutex_);
   bool marked = false;
   {
     MutexLock lock(mutex_);
@@ -675,6 +677,7 @@ absl::StatusOr<uint64_t> TierManager::ResetNamespace(const ModelId& id,
 }
 
 absl::StatusOr<uint64_t> TierManager::RemoveModel(const ModelId& id) {
+  MutexLock writing(ssd_write_mutex_);
   {
     MutexLock lock(mutex_);
     KVTIER_ASSIGN_OR_RETURN(Model * model, FindModelLocked(id));

@@ -278,7 +278,7 @@ class TierManager {
       Location location = kNoLocation;
     };
     std::vector<Record> records;  // some may be dead: the index knows where a part is
-    uint64_t bytes = 0;           // of payload: it takes at least that
+    uint64_t bytes = 0;           // that come back; known once it is to leave
   };
   // Blocks that somebody waits to have on SSD.
   struct WriteRequest {
@@ -334,7 +334,7 @@ class TierManager {
   void DetachResetLocked(const BlockKey& key, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   uint64_t SweepReset() KVTIER_EXCLUDES(mutex_);
   absl::Status ForgetOnSsd(const ModelId& model, const std::string* canonical)
-      KVTIER_EXCLUDES(mutex_, ssd_write_mutex_);
+      KVTIER_REQUIRES(ssd_write_mutex_) KVTIER_EXCLUDES(mutex_);
 
   // tier_moves.cc
   // What a slot says of the part that lies in it, for when its extent drains.
@@ -382,6 +382,7 @@ class TierManager {
   bool NeedsWritingLocked(EntryId block) const KVTIER_REQUIRES(mutex_);
   bool MayWriteLocked() KVTIER_REQUIRES(mutex_);
   void KickWriterLocked() KVTIER_REQUIRES(mutex_);
+  uint64_t WriterProgress() const KVTIER_EXCLUDES(mutex_);
   void WaitForWriter(uint64_t seen, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   void RunWriter() KVTIER_EXCLUDES(mutex_, ssd_write_mutex_);
   uint64_t WriteUnit() const;
@@ -404,6 +405,7 @@ class TierManager {
       KVTIER_EXCLUDES(mutex_);
   void LoadFromSsd(std::vector<Move>* moves, std::vector<WriteOp>* ops)
       KVTIER_REQUIRES(ssd_write_mutex_) KVTIER_EXCLUDES(mutex_);
+  void NoteRoots(const std::vector<WriteOp>& ops) KVTIER_EXCLUDES(mutex_);
   void CommitSegment(const std::vector<Move>& moves, const std::vector<WriteOp>& ops)
       KVTIER_EXCLUDES(mutex_);
   void EraseLeaving(WriteBatch* batch) KVTIER_EXCLUDES(mutex_);
@@ -413,6 +415,7 @@ class TierManager {
   void MaintainSsd() KVTIER_EXCLUDES(mutex_);
   absl::Status ResizeSsd(uint64_t bytes) KVTIER_REQUIRES(resize_mutex_)
       KVTIER_EXCLUDES(mutex_, ssd_write_mutex_);
+  bool TrimIsDueLocked() KVTIER_REQUIRES(mutex_);
   absl::Status TrimSsd() KVTIER_REQUIRES(ssd_write_mutex_) KVTIER_EXCLUDES(mutex_);
   void RestoreSegment(std::span<const StoredPart> parts) KVTIER_EXCLUDES(mutex_);
   bool RestorePartLocked(const StoredPart& part, EntryId* block, Erasures* erasures)
@@ -456,6 +459,7 @@ class TierManager {
   absl::flat_hash_map<RootFingerprint, SpaceId> restored_spaces_ KVTIER_GUARDED_BY(mutex_);
   // What has been written or was there, and was not forgotten since: the rest need not be.
   absl::flat_hash_set<RootFingerprint> roots_on_ssd_ KVTIER_GUARDED_BY(mutex_);
+  TimePoint next_trim_ KVTIER_GUARDED_BY(mutex_);
   uint64_t carry_credit_ KVTIER_GUARDED_BY(mutex_) = 0;  // bytes
   std::deque<Segment> log_ KVTIER_GUARDED_BY(mutex_);    // oldest first
   std::deque<std::shared_ptr<WriteRequest>> write_requests_ KVTIER_GUARDED_BY(mutex_);

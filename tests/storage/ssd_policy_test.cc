@@ -269,6 +269,16 @@ TEST_F(SsdPolicyTest, WriteDownTakesAllOfRamLeasedOrNot) {
   for (uint32_t i = 1; i <= 6; ++i) ExpectAll(Tokens(i, 8));
 }
 
+TEST_F(SsdPolicyTest, WriteDownOfMoreThanTheSsdHoldsKeepsTheMostRecent) {
+  Start(128, 48);
+  for (uint32_t i = 1; i <= 15; ++i) fixture_->Store(model_, Tokens(i, 8));
+  EXPECT_GT(manager().WriteDownAll(fixture_->deadline()), 0u);
+  Restart();
+  ExpectAll(Tokens(15, 8));
+  ExpectAll(Tokens(14, 8));
+  EXPECT_EQ(fixture_->Found(model_, Tokens(1, 8)), 0u);
+}
+
 TEST_F(SsdPolicyTest, WriteDownOutOfTimeKeepsTheMostRecent) {
   Start(64, 256);
   for (uint32_t i = 1; i <= 6; ++i) fixture_->Store(model_, Tokens(i, 8));

@@ -190,6 +190,12 @@ uint64_t FakeLogTier::BytesFor(std::span<const WriteOp> ops) const {
   return bytes;
 }
 
+uint64_t FakeLogTier::SegmentBytes(Location location) const {
+  MutexLock lock(medium_.mutex_);
+  const auto segment = medium_.segments_.find(location >> kIndexBits);
+  return segment == medium_.segments_.end() ? 0 : segment->second.bytes;
+}
+
 absl::Status FakeLogTier::Forget(const ModelId& model, const std::optional<RootFingerprint>& root) {
   MutexLock lock(medium_.mutex_);
   KVTIER_CHECK(recovered_);

@@ -60,6 +60,7 @@ class FakeLogTier final : public LogTier {
   void Recover(const std::function<void(std::span<const StoredPart>)>& segment) override;
   uint64_t segment_bytes() const override { return segment_bytes_; }
   uint64_t BytesFor(std::span<const WriteOp> ops) const override;
+  uint64_t SegmentBytes(Location location) const override;
   absl::Status Forget(const ModelId& model, const std::optional<RootFingerprint>& root) override;
   absl::Status writable() const override;
   void Maintain() override;
