@@ -63,10 +63,11 @@ absl::StatusOr<PartView> FetchSession::Read(uint32_t block, TimePoint deadline) 
   return view;
 }
 
-// Starts reading `block` and those after it, as far as RAM does not have them.
+// Starts reading `block` and those after it, as far as RAM does not have them: without an SSD it
+// has all that there is.
 void FetchSession::ReadAhead(uint32_t block, TimePoint deadline) {
-  const uint64_t bytes = manager_->PartBytesOf(pins_->blocks()[block], part_);
-  const uint64_t parts = std::clamp<uint64_t>(kAheadBytes / bytes, 1, kAheadParts);
+  if (manager_->ssd_ == nullptr) return;
+  const uint64_t parts = std::clamp<uint64_t>(kAheadBytes / part_bytes_, 1, kAheadParts);
   const uint64_t end = std::min({block + parts, uint64_t{last_}, uint64_t{pins_->blocks().size()}});
   for (ahead_ = std::max(ahead_, block); ahead_ < end; ++ahead_) {
     if (!WouldBlock(ahead_)) continue;
@@ -135,9 +136,10 @@ bool StoreSession::Reserve(uint32_t index, TimePoint deadline) {
 // A call that is longer than RAM goes on on SSD: its blocks before this one are written, and may
 // then leave RAM like any other. False when there are none, or they cannot be written.
 bool StoreSession::Spill(uint32_t index, TimePoint deadline) {
+  if (path_.empty()) return false;
   // The last is kept: the next is its child.
   const uint32_t end = std::min<uint32_t>(index, static_cast<uint32_t>(path_.size()) - 1);
-  if (manager_->ssd_ == nullptr || path_.empty() || end <= held_from_) return false;
+  if (end <= held_from_) return false;
   if (!manager_->MakeDurable(held(), deadline).ok()) return false;
   manager_->Unpin(held().first(end - held_from_));
   held_from_ = end;

@@ -18,8 +18,13 @@ class FetchSession {
  public:
   // For TierManager::BeginFetch.
   FetchSession(TierManager* manager, std::shared_ptr<const PinSet> pins, uint32_t first,
-               uint32_t last, uint16_t part)
-      : manager_(manager), pins_(std::move(pins)), first_(first), last_(last), part_(part) {}
+               uint32_t last, uint16_t part, uint64_t part_bytes)
+      : manager_(manager),
+        pins_(std::move(pins)),
+        first_(first),
+        last_(last),
+        part_(part),
+        part_bytes_(part_bytes) {}
 
   uint32_t first() const { return first_; }
   uint32_t last() const { return last_; }
@@ -42,6 +47,7 @@ class FetchSession {
   const uint32_t first_;
   const uint32_t last_;
   const uint16_t part_;
+  const uint64_t part_bytes_;
   uint32_t ahead_ = 0;                            // every block before it was looked at
   std::deque<std::shared_ptr<AheadRead>> reads_;  // ascending; shared with the reader's tasks
 };

@@ -243,11 +243,12 @@ absl::Status TierManager::MakeSsdRoom(WriteBatch* batch) {
     MutexLock lock(mutex_);
     most = log_.size();
   }
+  uint64_t fresh = bytes_for(batch->fresh), carried = 0;
   for (size_t taken = 0;; ++taken) {
     const TierUsage usage = ssd_->usage();
     uint64_t leaving = 0;
     for (const Segment& segment : batch->leaving) leaving += segment.bytes;
-    const uint64_t coming = bytes_for(batch->carried) + bytes_for(batch->fresh);
+    const uint64_t coming = carried + fresh;
     if (usage.used_bytes + coming <= usage.capacity_bytes + leaving) return absl::OkStatus();
     // Once around: what is left then is in use.
     if (taken == most || !TakeOldestSegment(batch)) {
@@ -255,9 +256,11 @@ absl::Status TierManager::MakeSsdRoom(WriteBatch* batch) {
                                                        " bytes within its capacity of ",
                                                        usage.capacity_bytes, " bytes"));
     }
-    if (bytes_for(batch->carried) >= ssd_->segment_bytes()) {
-      KVTIER_RETURN_IF_ERROR(WriteSegment(batch));
-    }
+    carried = bytes_for(batch->carried);
+    if (carried < ssd_->segment_bytes()) continue;
+    KVTIER_RETURN_IF_ERROR(WriteSegment(batch));
+    carried = bytes_for(batch->carried);
+    fresh = bytes_for(batch->fresh);
   }
 }
 
@@ -477,12 +480,7 @@ void TierManager::MaintainSsd() {
     {
       MutexLock writing(ssd_write_mutex_);
       ssd_->Maintain();
-      bool trim = false;
-      {
-        MutexLock lock(mutex_);
-        trim = TrimIsDueLocked();
-      }
-      if (trim) TrimSsd().IgnoreError();  // the next one tries again
+      if (TrimIsDue()) TrimSsd().IgnoreError();  // the next one tries again
     }
     MutexLock lock(mutex_);
     maintaining_ = false;
@@ -491,7 +489,7 @@ void TierManager::MaintainSsd() {
 
 // What was in use when its segment was to leave may be free now. Not all the time: what is still in
 // use is written again by each attempt.
-bool TierManager::TrimIsDueLocked() {
+bool TierManager::TrimIsDue() {
   const TierUsage usage = ssd_->usage();
   if (usage.used_bytes <= usage.capacity_bytes || !ssd_->writable().ok()) return false;
   if (clock_->Now() < next_trim_) return false;
@@ -544,7 +542,8 @@ uint64_t TierManager::WriteDownAll(TimePoint deadline) {
     {
       MutexLock lock(mutex_);
       // Where the last batch ended; from the newest again when that block has left.
-      const bool there = block != kNoEntry && index_.live(block) && index_.entry(block).listed[1];
+      const bool there = block != kNoEntry && index_.live(block) &&
+                         index_.entry(block).listed[static_cast<int>(TierKind::kRam)];
       if (!there) block = index_.newest(TierKind::kRam);
       for (; block != kNoEntry; block = index_.NextOlder(block, TierKind::kRam)) {
         if (index_.entry(block).in_use() || !NeedsWritingLocked(block)) continue;

@@ -470,7 +470,7 @@ absl::StatusOr<std::unique_ptr<FetchSession>> TierManager::BeginFetch(PromptRef&
   auto pins = std::make_shared<const PinSet>(this, std::move(walk.path));
   KVTIER_RETURN_IF_ERROR(CheckPart(part, walk.model->part_bytes.size()));
   return std::make_unique<FetchSession>(this, std::move(pins), first, last,
-                                        static_cast<uint16_t>(part));
+                                        static_cast<uint16_t>(part), walk.model->part_bytes[part]);
 }
 
 absl::StatusOr<std::unique_ptr<FetchSession>> TierManager::BeginFetch(LeaseId id, uint32_t first,
@@ -487,8 +487,10 @@ absl::StatusOr<std::unique_ptr<FetchSession>> TierManager::BeginFetch(LeaseId id
                                                    ", ", last, "), the lease has ",
                                                    lease.pins->blocks().size(), " blocks"));
   }
-  KVTIER_RETURN_IF_ERROR(CheckPart(part, models_[lease.model]->part_bytes.size()));
-  return std::make_unique<FetchSession>(this, lease.pins, first, last, static_cast<uint16_t>(part));
+  const std::vector<uint64_t>& part_bytes = models_[lease.model]->part_bytes;
+  KVTIER_RETURN_IF_ERROR(CheckPart(part, part_bytes.size()));
+  return std::make_unique<FetchSession>(this, lease.pins, first, last, static_cast<uint16_t>(part),
+                                        part_bytes[part]);
 }
 
 absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef& prompt,
@@ -650,44 +652,35 @@ absl::Status TierManager::ForgetOnSsd(const ModelId& model, const std::string* c
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> TierManager::ResetModel(const ModelId& id) {
-  MutexLock writing(ssd_write_mutex_);
-  {
-    MutexLock lock(mutex_);
-    KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
-    MarkResetLocked(model->number, nullptr);
-  }
-  const uint64_t dropped = SweepReset();
-  KVTIER_RETURN_IF_ERROR(ForgetOnSsd(id, nullptr));
-  return dropped;
-}
-
-absl::StatusOr<uint64_t> TierManager::ResetNamespace(const ModelId& id,
-                                                     const std::string& canonical_root) {
+absl::StatusOr<uint64_t> TierManager::Reset(const ModelId& id, const std::string* canonical,
+                                            bool remove) {
   MutexLock writing(ssd_write_mutex_);
   bool marked = false;
   {
     MutexLock lock(mutex_);
-    KVTIER_ASSIGN_OR_RETURN(const Model* model, FindModelLocked(id));
-    marked = MarkResetLocked(model->number, &canonical_root);
+    KVTIER_ASSIGN_OR_RETURN(Model * model, FindModelLocked(id));
+    marked = MarkResetLocked(model->number, canonical);
+    if (remove) {
+      model->removed = true;
+      model_numbers_.erase(id);
+    }
   }
   const uint64_t dropped = marked ? SweepReset() : 0;
-  KVTIER_RETURN_IF_ERROR(ForgetOnSsd(id, &canonical_root));
+  KVTIER_RETURN_IF_ERROR(ForgetOnSsd(id, canonical));
   return dropped;
 }
 
+absl::StatusOr<uint64_t> TierManager::ResetModel(const ModelId& id) {
+  return Reset(id, nullptr, /*remove=*/false);
+}
+
+absl::StatusOr<uint64_t> TierManager::ResetNamespace(const ModelId& id,
+                                                     const std::string& canonical_root) {
+  return Reset(id, &canonical_root, /*remove=*/false);
+}
+
 absl::StatusOr<uint64_t> TierManager::RemoveModel(const ModelId& id) {
-  MutexLock writing(ssd_write_mutex_);
-  {
-    MutexLock lock(mutex_);
-    KVTIER_ASSIGN_OR_RETURN(Model * model, FindModelLocked(id));
-    MarkResetLocked(model->number, nullptr);
-    model->removed = true;
-    model_numbers_.erase(id);
-  }
-  const uint64_t dropped = SweepReset();
-  KVTIER_RETURN_IF_ERROR(ForgetOnSsd(id, nullptr));
-  return dropped;
+  return Reset(id, nullptr, /*remove=*/true);
 }
 
 // --- Figures

@@ -333,6 +333,9 @@ class TierManager {
   bool MarkResetLocked(uint32_t model, const std::string* canonical) KVTIER_REQUIRES(mutex_);
   void DetachResetLocked(const BlockKey& key, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   uint64_t SweepReset() KVTIER_EXCLUDES(mutex_);
+  // The namespace's, or the whole model's when `canonical` is null.
+  absl::StatusOr<uint64_t> Reset(const ModelId& model, const std::string* canonical, bool remove)
+      KVTIER_EXCLUDES(mutex_, ssd_write_mutex_);
   absl::Status ForgetOnSsd(const ModelId& model, const std::string* canonical)
       KVTIER_REQUIRES(ssd_write_mutex_) KVTIER_EXCLUDES(mutex_);
 
@@ -351,7 +354,6 @@ class TierManager {
   bool EvictOldestFromRam(TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   void LeaveTierLocked(EntryId block, TierKind tier, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   Move MoveLocked(EntryId block, uint16_t part, TierKind from) const KVTIER_REQUIRES(mutex_);
-  uint64_t PartBytesOf(EntryId block, uint16_t part) const KVTIER_EXCLUDES(mutex_);
   // What to do when nothing in RAM may leave.
   enum class WithoutRoom { kSpareBuffer, kBuffer };
   absl::StatusOr<PartView> ReadPart(EntryId block, uint16_t part,
@@ -415,7 +417,7 @@ class TierManager {
   void MaintainSsd() KVTIER_EXCLUDES(mutex_);
   absl::Status ResizeSsd(uint64_t bytes) KVTIER_REQUIRES(resize_mutex_)
       KVTIER_EXCLUDES(mutex_, ssd_write_mutex_);
-  bool TrimIsDueLocked() KVTIER_REQUIRES(mutex_);
+  bool TrimIsDue() KVTIER_REQUIRES(ssd_write_mutex_);
   absl::Status TrimSsd() KVTIER_REQUIRES(ssd_write_mutex_) KVTIER_EXCLUDES(mutex_);
   void RestoreSegment(std::span<const StoredPart> parts) KVTIER_EXCLUDES(mutex_);
   bool RestorePartLocked(const StoredPart& part, EntryId* block, Erasures* erasures)
@@ -459,7 +461,6 @@ class TierManager {
   absl::flat_hash_map<RootFingerprint, SpaceId> restored_spaces_ KVTIER_GUARDED_BY(mutex_);
   // What has been written or was there, and was not forgotten since: the rest need not be.
   absl::flat_hash_set<RootFingerprint> roots_on_ssd_ KVTIER_GUARDED_BY(mutex_);
-  TimePoint next_trim_ KVTIER_GUARDED_BY(mutex_);
   uint64_t carry_credit_ KVTIER_GUARDED_BY(mutex_) = 0;  // bytes
   std::deque<Segment> log_ KVTIER_GUARDED_BY(mutex_);    // oldest first
   std::deque<std::shared_ptr<WriteRequest>> write_requests_ KVTIER_GUARDED_BY(mutex_);
@@ -473,6 +474,7 @@ class TierManager {
   uint64_t evicted_since_pick_ KVTIER_GUARDED_BY(mutex_) = 0;  // bytes out of RAM
   uint64_t buffer_bytes_ KVTIER_GUARDED_BY(mutex_) = 0;        // lent by TakeBuffer
   TokenBucket write_tokens_ KVTIER_GUARDED_BY(mutex_);
+  TimePoint next_trim_ KVTIER_GUARDED_BY(ssd_write_mutex_);
   std::vector<std::byte> carry_buffer_ KVTIER_GUARDED_BY(ssd_write_mutex_);
 };
 

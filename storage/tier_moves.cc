@@ -147,11 +147,6 @@ TierManager::Move TierManager::MoveLocked(EntryId block, uint16_t part, TierKind
 
 // --- Filling RAM from another tier
 
-uint64_t TierManager::PartBytesOf(EntryId block, uint16_t part) const {
-  MutexLock lock(mutex_);
-  return models_[index_.entry(block).model]->part_bytes[part];
-}
-
 absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
                                                const std::shared_ptr<const PinSet>& pins,
                                                WithoutRoom without_room, TimePoint deadline) {
@@ -277,14 +272,13 @@ void TierManager::StartPromotion(std::shared_ptr<const PinSet> pins, uint32_t bl
 
 void TierManager::Promote(const std::shared_ptr<const PinSet>& pins, uint32_t blocks, TierKind to) {
   if (blocks == 0) return;
-  size_t parts = 0;
+  std::vector<std::unique_ptr<FetchSession>> sessions;
   {
     MutexLock lock(mutex_);
-    parts = index_.parts(pins->blocks().front()).size();
-  }
-  std::vector<std::unique_ptr<FetchSession>> sessions;
-  for (uint16_t part = 0; part < parts; ++part) {
-    sessions.push_back(std::make_unique<FetchSession>(this, pins, 0, blocks, part));
+    for (uint64_t bytes : models_[index_.entry(pins->blocks().front()).model]->part_bytes) {
+      const auto part = static_cast<uint16_t>(sessions.size());
+      sessions.push_back(std::make_unique<FetchSession>(this, pins, 0, blocks, part, bytes));
+    }
   }
   const TimePoint deadline = clock_->Now() + kBackgroundLimit;
   for (uint32_t i = 0; i < blocks; ++i) {
@@ -293,7 +287,7 @@ void TierManager::Promote(const std::shared_ptr<const PinSet>& pins, uint32_t bl
       MutexLock lock(mutex_);
       if (index_.CompleteIn(block, to)) continue;
     }
-    for (uint16_t part = 0; part < parts; ++part) {
+    for (uint16_t part = 0; part < sessions.size(); ++part) {
       const absl::StatusOr<PartView> view = sessions[part]->Read(i, deadline);
       if (!view.ok()) return;
       // Not past a block that found no room: a child must not outlive its parent up there.
