@@ -112,6 +112,26 @@ absl::Status DropCaches(const std::string& dir) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<double> SideBySide(ThreadPool* pool, int threads, uint64_t count,
+                                  const std::function<absl::Status(int, uint64_t)>& work) {
+  std::atomic<uint64_t> next = 0;
+  Mutex mutex;
+  absl::Status status;
+  const Stopwatch watch;
+  for (int thread = 0; thread < threads; ++thread) {
+    pool->Run([&, thread] {
+      for (uint64_t i = next++; i < count; i = next++) {
+        const absl::Status done = work(thread, i);
+        MutexLock lock(mutex);
+        status.Update(done);
+      }
+    });
+  }
+  pool->WaitIdle();
+  KVTIER_RETURN_IF_ERROR(status);
+  return watch.Seconds();
+}
+
 RawDisk::RawDisk(std::string path, uint64_t block_bytes, uint64_t blocks, int depth)
     : path_(std::move(path)), block_bytes_(block_bytes), blocks_(blocks), readers_(depth) {
   for (int i = 0; i < depth; ++i) buffers_.emplace_back(block_bytes);
@@ -138,23 +158,11 @@ absl::StatusOr<double> RawDisk::Write() {
 }
 
 absl::StatusOr<double> RawDisk::Read() {
-  std::atomic<uint64_t> next = 0;
-  Mutex mutex;
-  absl::Status status;
-  const Stopwatch watch;
-  for (Buffer& buffer : buffers_) {
-    readers_.Run([&] {
-      for (uint64_t i = next++; i < blocks_; i = next++) {
-        const uint64_t block = (i * 31 + 7) % blocks_;  // each once: 31 is prime to the count
-        const absl::Status read = file_.Read(buffer.data(), block_bytes_, block * block_bytes_);
-        MutexLock lock(mutex);
-        status.Update(read);
-      }
-    });
-  }
-  readers_.WaitIdle();
-  KVTIER_RETURN_IF_ERROR(status);
-  return watch.Seconds();
+  const int depth = static_cast<int>(buffers_.size());
+  return SideBySide(&readers_, depth, blocks_, [this](int thread, uint64_t i) {
+    const uint64_t block = (i * 31 + 7) % blocks_;  // each once: 31 is prime to the count
+    return file_.Read(buffers_[thread].data(), block_bytes_, block * block_bytes_);
+  });
 }
 
 absl::StatusOr<double> RawDisk::ReadOne(uint64_t block) {

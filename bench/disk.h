@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -77,6 +78,11 @@ absl::Status SyncAll(const std::string& dir);
 
 // Empties the page cache of what lies under `dir`; with root's rights also of names and inodes.
 absl::Status DropCaches(const std::string& dir);
+
+// Seconds that `work` takes for all of 0 to count - 1, done by `threads` threads of the pool, which
+// has nothing else to do. Each call is told which of them it is on. The first error, if any.
+absl::StatusOr<double> SideBySide(ThreadPool* pool, int threads, uint64_t count,
+                                  const std::function<absl::Status(int, uint64_t)>& work);
 
 // What the disk under a directory does at best with blocks of one size: direct I/O on one file.
 class RawDisk {

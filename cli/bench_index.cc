@@ -17,7 +17,6 @@
 namespace kvtier::cli {
 namespace {
 
-constexpr uint32_t kBlockTokens = 16;
 constexpr uint32_t kBlockBytes = kBlockTokens * 4;
 constexpr uint32_t kPromptBlocks = 8192;
 constexpr SpaceId kSpace = 1;
@@ -137,15 +136,6 @@ absl::Status BenchMemory(uint64_t blocks, const Output& output, BenchReport* rep
   return absl::OkStatus();
 }
 
-ModelSpec SmallModel() {
-  ModelSpec spec;
-  spec.name = "kvtier-bench-miss";
-  spec.block_tokens = kBlockTokens;
-  spec.pack_order = PackOrder::kOpaque;
-  spec.explicit_part_bytes = {256};
-  return spec;
-}
-
 // The daemon's own work for a prompt of which nothing is held: it must not grow with the prompt.
 absl::Status BenchMiss(BenchReport* report) {
   const std::unique_ptr<DeviceMemory> memory = MakeHostMemory();
@@ -154,7 +144,7 @@ absl::Status BenchMiss(BenchReport* report) {
   TierManager manager({}, nullptr,
                       std::make_unique<MemoryTier>(TierKind::kRam, memory.get(), uint64_t{1} << 20),
                       nullptr, {&executor, &executor, &executor}, &clock);
-  const ModelSpec spec = SmallModel();
+  const ModelSpec spec = BenchModel("kvtier-bench-miss", 256);
   KVTIER_RETURN_IF_ERROR(manager.AddModel(spec));
   const std::string root = CanonicalRoot(SpecId(spec), {}, PromptKind::kTokens, kBlockBytes);
   std::vector<double> costs;

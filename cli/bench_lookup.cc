@@ -10,7 +10,6 @@
 namespace kvtier::cli {
 namespace {
 
-constexpr uint32_t kBlockTokens = 16;
 constexpr uint64_t kPartBytes = 256;
 constexpr uint32_t kLongest = 65'536;  // blocks: 1,048,576 tokens
 constexpr double kTarget = 1.3;        // of a bare call, up to 512 blocks
@@ -43,16 +42,6 @@ std::vector<Case> Cases() {
                      Shape::kHit, calls, 0});
   }
   return cases;
-}
-
-ModelSpec LookupModel() {
-  ModelSpec spec;
-  spec.name = "kvtier-bench-lookup";
-  spec.block_tokens = kBlockTokens;
-  spec.pack_order = PackOrder::kOpaque;
-  spec.layout_fingerprint = "bench";
-  spec.explicit_part_bytes = {kPartBytes};
-  return spec;
 }
 
 std::vector<uint32_t> ChainTokens() {
@@ -172,7 +161,8 @@ absl::Status BenchLookup(BenchSetup& setup, BenchReport* report) {
   KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, setup.ConnectClient());
   KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<bench::CeilingClient> ceiling,
                           setup.ConnectCeiling());
-  KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model, client->RegisterModel(LookupModel()));
+  KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model,
+                          client->RegisterModel(BenchModel("kvtier-bench-lookup", kPartBytes)));
   const std::vector<uint32_t> chain = ChainTokens();
   Prompt prompt;
   prompt.model = model.id;

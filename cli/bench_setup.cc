@@ -30,6 +30,23 @@ absl::StatusOr<std::string> FreeLoopbackAddress() {
 
 }  // namespace
 
+ModelSpec BenchModel(const std::string& name, uint64_t part_bytes) {
+  ModelSpec spec;
+  spec.name = name;
+  spec.block_tokens = kBlockTokens;
+  spec.pack_order = PackOrder::kOpaque;
+  spec.layout_fingerprint = "bench";
+  spec.explicit_part_bytes = {part_bytes};
+  return spec;
+}
+
+TransferMemory::TransferMemory() : from(bench::kTransferBytes), to(bench::kTransferBytes) {
+  for (uint64_t i = 0; i < bench::kTransferBlocks; ++i) {
+    payloads.push_back(from.block(i));
+    buffers.push_back(to.block(i));
+  }
+}
+
 absl::StatusOr<std::string> DaemonPath() {
   KVTIER_ASSIGN_OR_RETURN(const std::string own_path, bench::OwnPath());
   const std::filesystem::path path = std::filesystem::path(own_path).parent_path() / "kvtierd";

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "bench/ceilings.h"
 #include "bench/child_process.h"
@@ -21,6 +23,20 @@ struct BenchOptions {
   int clients = 4;  // of the rows with several clients
   uint64_t index_blocks = 1'000'000;
   std::string dir = "/var/tmp";  // where the SSD rows write
+};
+
+// One opaque part per block of 16 tokens.
+inline constexpr uint32_t kBlockTokens = 16;
+ModelSpec BenchModel(const std::string& name, uint64_t part_bytes);
+
+// The payload of one transfer, and the buffers that it is fetched into. Move-only.
+struct TransferMemory {
+  TransferMemory();
+
+  bench::WarmMemory from;
+  bench::WarmMemory to;
+  std::vector<std::span<const std::byte>> payloads;  // by block
+  std::vector<std::span<std::byte>> buffers;
 };
 
 // The kvtierd beside this program. NOT_FOUND with what to do.

@@ -1,6 +1,5 @@
 #include "cli/bench_ssd.h"
 
-#include <atomic>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -20,7 +19,6 @@ using bench::RawDisk;
 using bench::Stopwatch;
 using bench::WarmMemory;
 
-constexpr uint32_t kBlockTokens = 16;
 constexpr int kDepth = 8;  // ssd-read-threads by default
 constexpr double kTarget = 0.8;
 // One transfer and a half: what was fetched three transfers ago has left it.
@@ -55,7 +53,7 @@ class SsdDaemon {
     }
     prompt_.tokens = tokens_;
     for (uint64_t i = 0; i < kTransferBlocks; ++i) {
-      std::memset(from_.block(i).data(), static_cast<int>(serial * 64 + i), kTransferBlock);
+      std::memset(memory_.from.block(i).data(), static_cast<int>(serial * 64 + i), kTransferBlock);
     }
   }
   absl::StatusOr<double> StoreDurable();
@@ -63,20 +61,11 @@ class SsdDaemon {
   absl::Status Stop() { return process_->Stop(); }
 
  private:
-  SsdDaemon()
-      : tokens_(kTransferBlocks * kBlockTokens), from_(kTransferBytes), to_(kTransferBytes) {
-    for (uint64_t i = 0; i < kTransferBlocks; ++i) {
-      payloads_.push_back(from_.block(i));
-      buffers_.push_back(to_.block(i));
-    }
-  }
+  SsdDaemon() : tokens_(kTransferBlocks * kBlockTokens) {}
 
   uint32_t serial_ = 0;
   std::vector<uint32_t> tokens_;
-  WarmMemory from_;
-  WarmMemory to_;
-  std::vector<std::span<const std::byte>> payloads_;
-  std::vector<std::span<std::byte>> buffers_;
+  TransferMemory memory_;
   std::unique_ptr<bench::ChildProcess> process_;
   std::unique_ptr<Client> client_;
   Prompt prompt_;
@@ -98,13 +87,8 @@ absl::StatusOr<std::unique_ptr<SsdDaemon>> SsdDaemon::Start(const BenchSetup& se
   options.lookup_deadline = std::chrono::seconds(10);
   KVTIER_RETURN_IF_ERROR(WaitForServer(options.address, daemon->process_.get()));
   KVTIER_ASSIGN_OR_RETURN(daemon->client_, Client::Connect(options));
-  ModelSpec spec;
-  spec.name = "kvtier-bench-ssd";
-  spec.block_tokens = kBlockTokens;
-  spec.pack_order = PackOrder::kOpaque;
-  spec.layout_fingerprint = "bench";
-  spec.explicit_part_bytes = {kTransferBlock};
-  KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model, daemon->client_->RegisterModel(spec));
+  KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model, daemon->client_->RegisterModel(BenchModel(
+                                                           "kvtier-bench-ssd", kTransferBlock)));
   daemon->prompt_.model = model.id;
   return daemon;
 }
@@ -113,7 +97,8 @@ absl::StatusOr<double> SsdDaemon::StoreDurable() {
   StoreParams params;
   params.durability = StoreDurability::kDurable;
   const Stopwatch watch;
-  KVTIER_ASSIGN_OR_RETURN(const StoreReport report, client_->Store(prompt_, params, payloads_));
+  KVTIER_ASSIGN_OR_RETURN(const StoreReport report,
+                          client_->Store(prompt_, params, memory_.payloads));
   const double seconds = watch.Seconds();
   for (size_t i = 0; i < report.blocks.size(); ++i) {
     if (report.blocks[i].verdict == StoreVerdict::kStored) continue;
@@ -127,11 +112,12 @@ absl::StatusOr<double> SsdDaemon::Fetch(uint32_t first, uint32_t count) {
   KVTIER_ASSIGN_OR_RETURN(
       const FetchReport report,
       client_->Fetch(prompt_, {.first_block = first, .last_block = first + count},
-                     std::span(buffers_).subspan(first, count)));
+                     std::span(memory_.buffers).subspan(first, count)));
   const double seconds = watch.Seconds();
   if (report.leading != count) return absl::InternalError("a block was missed");
   for (uint32_t i = first; i < first + count; ++i) {
-    if (std::memcmp(from_.block(i).data(), to_.block(i).data(), kTransferBlock) != 0) {
+    if (std::memcmp(memory_.from.block(i).data(), memory_.to.block(i).data(), kTransferBlock) !=
+        0) {
       return absl::DataLossError("wrong bytes were fetched");
     }
   }
@@ -178,24 +164,12 @@ class BareTier {
   }
 
   absl::StatusOr<double> Read() {
-    std::atomic<size_t> next = 0;
-    Mutex mutex;
-    absl::Status status;
-    const Stopwatch watch;
-    for (int reader = 0; reader < kDepth; ++reader) {
-      readers_.Run([&] {
-        for (size_t i = next++; i < parts_.size(); i = next++) {
-          ReadOp op = parts_[i];
-          op.to = to_.block(i);
-          tier_->Read(std::span(&op, 1), TimePoint::max());
-          MutexLock lock(mutex);
-          status.Update(op.status);
-        }
-      });
-    }
-    readers_.WaitIdle();
-    KVTIER_RETURN_IF_ERROR(status);
-    return watch.Seconds();
+    return bench::SideBySide(&readers_, kDepth, parts_.size(), [this](int /*thread*/, uint64_t i) {
+      ReadOp op = parts_[i];
+      op.to = to_.block(i);
+      tier_->Read(std::span(&op, 1), TimePoint::max());
+      return op.status;
+    });
   }
 
  private:

@@ -17,24 +17,12 @@ using bench::kTransferBlock;
 using bench::kTransferBlocks;
 using bench::kTransferBytes;
 using bench::Receiver;
-using bench::WarmMemory;
 
-constexpr uint32_t kBlockTokens = 16;
 constexpr double kFetchTarget = 0.85;
 constexpr double kStoreTarget = 0.75;
 
 constexpr const char* kDrops = "bare stream, dropped";
 constexpr const char* kCopies = "bare stream, copied";
-
-ModelSpec TransferModel() {
-  ModelSpec spec;
-  spec.name = "kvtier-bench-transfer";
-  spec.block_tokens = kBlockTokens;
-  spec.pack_order = PackOrder::kOpaque;
-  spec.layout_fingerprint = "bench";
-  spec.explicit_part_bytes = {kTransferBlock};
-  return spec;
-}
 
 // One client with its connection to both servers, its payload and its buffers.
 class Worker {
@@ -43,8 +31,9 @@ class Worker {
     std::unique_ptr<Worker> worker(new Worker(number));
     KVTIER_ASSIGN_OR_RETURN(worker->client_, setup.ConnectClient());
     KVTIER_ASSIGN_OR_RETURN(worker->ceiling_, setup.ConnectCeiling());
-    KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model,
-                            worker->client_->RegisterModel(TransferModel()));
+    KVTIER_ASSIGN_OR_RETURN(
+        const RegisteredModel model,
+        worker->client_->RegisterModel(BenchModel("kvtier-bench-transfer", kTransferBlock)));
     worker->prompt_.model = model.id;
     worker->prompt_.name = setup.FreshNamespace();
     return worker;
@@ -60,7 +49,8 @@ class Worker {
   }
 
   absl::Status Store() {
-    KVTIER_ASSIGN_OR_RETURN(const StoreReport report, client_->Store(prompt_, {}, payloads_));
+    KVTIER_ASSIGN_OR_RETURN(const StoreReport report,
+                            client_->Store(prompt_, {}, memory_.payloads));
     for (size_t i = 0; i < report.blocks.size(); ++i) {
       if (report.blocks[i].verdict != StoreVerdict::kStored) {
         return absl::InternalError(absl::StrCat(
@@ -71,7 +61,7 @@ class Worker {
     return absl::OkStatus();
   }
 
-  absl::Status Fetch() { return CheckWhole(client_->Fetch(prompt_, Whole(), buffers_)); }
+  absl::Status Fetch() { return CheckWhole(client_->Fetch(prompt_, Whole(), memory_.buffers)); }
 
   absl::Status FetchViews() {
     uint64_t bytes = 0;
@@ -83,7 +73,8 @@ class Worker {
 
   // What was fetched is what was stored.
   absl::Status Compare() {
-    if (std::memcmp(from_.data(), to_.data(), kTransferBytes) == 0) return absl::OkStatus();
+    if (std::memcmp(memory_.from.data(), memory_.to.data(), kTransferBytes) == 0)
+      return absl::OkStatus();
     return absl::DataLossError("wrong bytes were fetched");
   }
 
@@ -91,18 +82,13 @@ class Worker {
     return ceiling_->StreamDown(kTransferBytes, receiver);
   }
   absl::Status BareUp(Receiver receiver) { return ceiling_->StreamUp(kTransferBytes, receiver); }
-  double CopySeconds() { return bench::MemcpySeconds(from_, to_); }
+  double CopySeconds() { return bench::MemcpySeconds(memory_.from, memory_.to); }
 
  private:
-  explicit Worker(uint32_t number)
-      : number_(number),
-        tokens_(kTransferBlocks * kBlockTokens),
-        from_(kTransferBytes),
-        to_(kTransferBytes) {
+  explicit Worker(uint32_t number) : number_(number), tokens_(kTransferBlocks * kBlockTokens) {
     for (uint64_t i = 0; i < kTransferBlocks; ++i) {
-      std::memset(from_.block(i).data(), static_cast<int>(i + 17 * number + 1), kTransferBlock);
-      payloads_.push_back(from_.block(i));
-      buffers_.push_back(to_.block(i));
+      std::memset(memory_.from.block(i).data(), static_cast<int>(i + 17 * number + 1),
+                  kTransferBlock);
     }
     NextPrompt();
   }
@@ -118,10 +104,7 @@ class Worker {
   const uint32_t number_;
   uint32_t serial_ = 0;
   std::vector<uint32_t> tokens_;
-  WarmMemory from_;
-  WarmMemory to_;
-  std::vector<std::span<const std::byte>> payloads_;
-  std::vector<std::span<std::byte>> buffers_;
+  TransferMemory memory_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<bench::CeilingClient> ceiling_;
   Prompt prompt_;

@@ -19,11 +19,6 @@ constexpr uint64_t kSegment = 6 * kPart;
 constexpr int kSsd = static_cast<int>(TierKind::kSsd);
 constexpr StoreOutcome kStored = StoreOutcome::kStored;
 
-std::vector<uint32_t> Join(std::vector<uint32_t> head, const std::vector<uint32_t>& tail) {
-  head.insert(head.end(), tail.begin(), tail.end());
-  return head;
-}
-
 class SsdPolicyTest : public ::testing::Test {
  protected:
   void Start(uint64_t ram_parts, uint64_t ssd_parts, ManagerOptions options = {}) {

@@ -19,11 +19,6 @@ constexpr auto kStored = StoreOutcome::kStored;
 constexpr auto kPresent = StoreOutcome::kAlreadyPresent;
 constexpr auto kRejected = StoreOutcome::kRejected;
 
-std::vector<uint32_t> Join(std::vector<uint32_t> a, const std::vector<uint32_t>& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 class TierManagerTest : public ::testing::Test {
  protected:
   void Start(TierSizes sizes, ManagerOptions options = {}) {

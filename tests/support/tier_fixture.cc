@@ -28,6 +28,11 @@ std::vector<uint32_t> Tokens(uint32_t seed, uint32_t blocks, uint32_t block_toke
   return tokens;
 }
 
+std::vector<uint32_t> Join(std::vector<uint32_t> head, const std::vector<uint32_t>& tail) {
+  head.insert(head.end(), tail.begin(), tail.end());
+  return head;
+}
+
 std::vector<std::byte> PayloadOf(const BlockKey& key, uint32_t part, uint64_t serial,
                                  uint64_t bytes) {
   const uint64_t seed[4] = {key.high, key.low, part, serial};

@@ -31,6 +31,9 @@ ModelSpec OpaqueModel(const std::string& name, std::vector<uint64_t> part_bytes,
 // their prefix.
 std::vector<uint32_t> Tokens(uint32_t seed, uint32_t blocks, uint32_t block_tokens = 4);
 
+// One prompt after another.
+std::vector<uint32_t> Join(std::vector<uint32_t> head, const std::vector<uint32_t>& tail);
+
 // Bytes that say whose they are: a function of the key, the part and a serial number.
 std::vector<std::byte> PayloadOf(const BlockKey& key, uint32_t part, uint64_t serial,
                                  uint64_t bytes);
