@@ -92,7 +92,7 @@ class CaseRun {
     head.model_id = prompt.model;
     head.name = &prompt.name;
     head.token_count = prompt.tokens.size();
-    request_bytes_ = wire::EncodeLookupHead(head, 0, 0).size() + prompt.tokens.size_bytes();
+    request_bytes_ = wire::EncodeLookupHead(head, 0, 0, false).size() + prompt.tokens.size_bytes();
     wire::LookupResponse reply;
     reply.blocks = ExpectedBlocks(the_case);
     reply.tokens = reply.blocks * kBlockTokens;

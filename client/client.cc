@@ -139,8 +139,10 @@ absl::StatusOr<FetchReport> FetchByLease(Core* core, uint64_t lease_id, const Fe
 }
 
 absl::StatusOr<wire::LookupResponse> RunLookup(Core* core, const EncodedPrompt& prompt,
-                                               uint32_t lease_ms, uint32_t promote_to) {
-  const std::string head = wire::EncodeLookupHead(prompt.head(), lease_ms, promote_to);
+                                               uint32_t lease_ms, uint32_t promote_to,
+                                               bool before_store) {
+  const std::string head =
+      wire::EncodeLookupHead(prompt.head(), lease_ms, promote_to, before_store);
   const Outgoing request = HeadAndTokens(head, prompt.tokens());
   wire::LookupResponse reply;
   KVTIER_RETURN_IF_ERROR(core->Call(core->options().lookup_deadline, [&](Duration left) {
@@ -183,7 +185,8 @@ absl::StatusOr<uint32_t> CountPresent(Core* core, const EncodedPrompt& prompt,
   if (params.first_missing.has_value()) {
     first_missing = *params.first_missing;
   } else {
-    KVTIER_ASSIGN_OR_RETURN(const wire::LookupResponse found, RunLookup(core, prompt, 0, 0));
+    KVTIER_ASSIGN_OR_RETURN(const wire::LookupResponse found,
+                            RunLookup(core, prompt, 0, 0, /*before_store=*/true));
     first_missing = found.blocks;
   }
   if (first_missing <= params.first_block) return 0;
@@ -282,8 +285,9 @@ absl::StatusOr<PrefixMatch> Client::Lookup(const Prompt& prompt, const LookupPar
   KVTIER_ASSIGN_OR_RETURN(const uint32_t lease_ms,
                           client_internal::LeaseMilliseconds(params.lease));
   const auto promote_to = static_cast<uint32_t>(params.promote_to.value_or(CacheTier::kUnknown));
-  KVTIER_ASSIGN_OR_RETURN(wire::LookupResponse reply,
-                          RunLookup(core_.get(), encoded, lease_ms, promote_to));
+  KVTIER_ASSIGN_OR_RETURN(
+      wire::LookupResponse reply,
+      RunLookup(core_.get(), encoded, lease_ms, promote_to, /*before_store=*/false));
   PrefixMatch match;
   match.blocks = reply.blocks;
   match.tokens = reply.tokens;

@@ -285,6 +285,7 @@ bool MessageDecoder::Text(const char* field, uint64_t limit, std::string* out) {
 
 bool MessageDecoder::Lookup(LookupRequest* out) {
   return Fields([&](uint32_t tag) {
+    uint64_t value;
     switch (tag) {
       case Tag(1, kLengthDelimited):
         return PromptMessage(&out->prompt);
@@ -292,6 +293,10 @@ bool MessageDecoder::Lookup(LookupRequest* out) {
         return reader_.ReadVarint32(&out->lease_ms);
       case Tag(3, kVarint):
         return reader_.ReadVarint32(&out->promote_to);
+      case Tag(4, kVarint):
+        if (!reader_.ReadVarint64(&value)) return false;
+        out->before_store = value != 0;
+        return true;
       default:
         return reader_.SkipField(tag);
     }
@@ -715,10 +720,12 @@ void AppendPrompt(std::string* out, const PromptHead& prompt) {
 
 }  // namespace
 
-std::string EncodeLookupHead(const PromptHead& prompt, uint32_t lease_ms, uint32_t promote_to) {
+std::string EncodeLookupHead(const PromptHead& prompt, uint32_t lease_ms, uint32_t promote_to,
+                             bool before_store) {
   std::string out;
   AppendNumber(&out, 2, lease_ms);
   AppendNumber(&out, 3, promote_to);
+  AppendNumber(&out, 4, before_store ? 1 : 0);
   AppendPrompt(&out, prompt);
   return out;
 }

@@ -63,6 +63,7 @@ struct LookupRequest {
   Prompt prompt;
   uint32_t lease_ms = 0;
   uint32_t promote_to = 0;  // kvtier.v1.Tier, not validated
+  bool before_store = false;
 };
 
 struct FetchRequest {
@@ -164,7 +165,8 @@ struct FetchHead {
   bool allow_gaps = false;
 };
 
-std::string EncodeLookupHead(const PromptHead& prompt, uint32_t lease_ms, uint32_t promote_to);
+std::string EncodeLookupHead(const PromptHead& prompt, uint32_t lease_ms, uint32_t promote_to,
+                             bool before_store);
 std::string EncodeFetchHead(const FetchHead& fetch);
 // A StoreRequest with a header and no pieces.
 std::string EncodeStoreHead(const PromptHead& prompt, uint32_t first_block, uint32_t block_count,

@@ -178,6 +178,7 @@ absl::Status KvCacheService::DoLookup(const Call& call, const grpc::ByteBuffer& 
   wire::LookupRequest lookup;
   KVTIER_RETURN_IF_ERROR(wire::DecodeLookupRequest(message.views(), core_.options.limits, &lookup));
   LookupOptions options;
+  options.before_store = lookup.before_store;
   if (lookup.lease_ms > 0) {
     KVTIER_RETURN_IF_ERROR(CheckLease(lookup.lease_ms, core_.options));
     options.lease = std::chrono::milliseconds(lookup.lease_ms);

@@ -230,13 +230,12 @@ bool TierManager::TakeHitLocked(EntryId block, LookupResult* result) {
   return goes_on;
 }
 
-void TierManager::EndAnswer(LookupResult* result) {
-  for (uint32_t& leading : result->group_blocks) leading = std::max(leading, result->blocks);
+void TierManager::CountLookup(uint64_t blocks, const LookupResult& result) {
   MutexLock lock(mutex_);
-  counts_.hit_blocks += result->blocks;
-  for (const auto& [kind, blocks] : result->runs) {
-    counts_.tiers[static_cast<int>(kind)].hits += blocks;
-  }
+  ++counts_.lookups;
+  counts_.lookup_blocks += blocks;
+  counts_.hit_blocks += result.blocks;
+  for (const auto& [kind, hits] : result.runs) counts_.tiers[static_cast<int>(kind)].hits += hits;
 }
 
 // Goes down the prompt's leading blocks that exist, at most `limit`. Each is pinned into
@@ -251,7 +250,10 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
     MutexLock lock(mutex_);
     if (prompt.cursor.position() == 0) {
       KVTIER_ASSIGN_OR_RETURN(walk->model, FindModelLocked(prompt.model));
-      if (result != nullptr) BeginAnswerLocked(*walk->model, prompt.cursor.blocks(), result);
+      if (result != nullptr) {
+        result->block_tokens = walk->model->spec.block_tokens;
+        result->group_blocks.assign(walk->model->groups, 0);
+      }
       const std::optional<SpaceId> known = FindSpaceLocked(prompt.canonical_root);
       if (!known.has_value()) return absl::OkStatus();
       space = *known;
@@ -279,20 +281,14 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
   return absl::OkStatus();
 }
 
-void TierManager::BeginAnswerLocked(const Model& model, uint64_t blocks, LookupResult* result) {
-  ++counts_.lookups;
-  counts_.lookup_blocks += blocks;
-  result->block_tokens = model.spec.block_tokens;
-  result->group_blocks.assign(model.groups, 0);
-}
-
 absl::StatusOr<LookupResult> TierManager::Lookup(PromptRef& prompt, const LookupOptions& options) {
   const bool lease = options.lease > Duration::zero();
   const bool pin = lease || options.promote_to.has_value();
   LookupResult result;
   Walk walk;
   KVTIER_RETURN_IF_ERROR(WalkPrompt(prompt, prompt.cursor.blocks(), pin, &result, &walk));
-  EndAnswer(&result);
+  for (uint32_t& leading : result.group_blocks) leading = std::max(leading, result.blocks);
+  if (!options.before_store) CountLookup(prompt.cursor.blocks(), result);
   if (walk.path.empty()) return result;
   auto pins = std::make_shared<const PinSet>(this, std::move(walk.path));
   if (lease) {

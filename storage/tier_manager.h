@@ -60,6 +60,8 @@ struct LookupOptions {
   Duration lease = Duration::zero();  // zero: none
   std::string client;                 // whose lease limit it counts against
   std::optional<TierKind> promote_to;
+  // Asked for a Store's sake, not for a prompt to be served: what is found is touched, not counted.
+  bool before_store = false;
 };
 struct LookupResult {
   uint32_t blocks = 0;
@@ -310,11 +312,9 @@ class TierManager {
   bool GroupPresentLocked(EntryId block, uint32_t group) const KVTIER_REQUIRES(mutex_);
   TierKind BestTierLocked(EntryId block) const KVTIER_REQUIRES(mutex_);
   bool TakeHitLocked(EntryId block, LookupResult* result) KVTIER_REQUIRES(mutex_);
-  void EndAnswer(LookupResult* result) KVTIER_EXCLUDES(mutex_);
+  void CountLookup(uint64_t blocks, const LookupResult& result) KVTIER_EXCLUDES(mutex_);
   absl::Status WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, LookupResult* result,
                           Walk* walk) KVTIER_EXCLUDES(mutex_);
-  void BeginAnswerLocked(const Model& model, uint64_t blocks, LookupResult* result)
-      KVTIER_REQUIRES(mutex_);
   absl::StatusOr<LeaseId> AddLeaseLocked(const Model& model, std::shared_ptr<const PinSet> pins,
                                          const LookupOptions& options) KVTIER_REQUIRES(mutex_);
   void EndAllLeases() KVTIER_EXCLUDES(mutex_);

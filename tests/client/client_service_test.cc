@@ -137,6 +137,18 @@ TEST_F(ClientServiceTest, StoringAgainSendsNothing) {
   EXPECT_EQ(Store(prompt_, 0, 5)->sent, 0u);
 }
 
+// Only prompts to be served count as lookups, not what a store asks on its own behalf.
+TEST_F(ClientServiceTest, StoringCountsNoLookup) {
+  Register(Spec({500}));
+  ASSERT_TRUE(Store(prompt_, 0, 3).ok());
+  EXPECT_EQ(Store(prompt_, 0, 5)->sent, 2u);
+  EXPECT_EQ(server_.manager().stats().lookups, 0u);
+  EXPECT_EQ(server_.manager().stats().hit_blocks, 0u);
+  EXPECT_EQ(Found(prompt_), 5u);
+  EXPECT_EQ(server_.manager().stats().lookups, 1u);
+  EXPECT_EQ(server_.manager().stats().hit_blocks, 5u);
+}
+
 TEST_F(ClientServiceTest, ViewsSeeTheSameBytes) {
   Register(Spec({70'000}));
   ASSERT_TRUE(Store(prompt_, 0, 4).ok());

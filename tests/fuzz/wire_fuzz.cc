@@ -65,7 +65,7 @@ std::string Show(const wire::PieceList& pieces) {
 }
 
 std::string Show(const wire::LookupRequest& m) {
-  return absl::StrCat(Show(m.prompt), "|", m.lease_ms, "|", m.promote_to);
+  return absl::StrCat(Show(m.prompt), "|", m.lease_ms, "|", m.promote_to, "|", m.before_store);
 }
 
 std::string Show(const wire::FetchRequest& m) {

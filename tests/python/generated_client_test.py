@@ -5,7 +5,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from daemon import (Client, Daemon, checksum, collect, grpc, kv, opaque_spec, payload_of,  # noqa: E402
+from daemon import (Client, Daemon, adm, checksum, collect, grpc, kv, opaque_spec, payload_of,  # noqa: E402
                     prompt, store_requests, tokens_of)
 
 SIZES = (1, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20)
@@ -87,6 +87,22 @@ class GeneratedClientTest(unittest.TestCase):
         self.assertEqual(outcome.status, kv.STORE_STATUS_STORED)
         again = self.client.store(store_requests(who, 0, [payload])).outcomes[0]
         self.assertEqual(again.status, kv.STORE_STATUS_ALREADY_PRESENT)
+
+    def test_lookup_before_a_store_is_answered_and_not_counted(self):
+        model = self.register(name="before")
+        who = prompt(model.model_id, tokens_of(5, 2))
+        self.client.store(store_requests(who, 0, [payload_of("before", i, 4096) for i in range(2)]))
+        admin = self.enterContext(Client(self.daemon.admin_address))
+
+        def counted():
+            counters = admin.admin("GetStatus", adm.GetStatusRequest()).counters
+            return counters.lookups, counters.lookup_blocks, counters.hit_blocks
+
+        request = kv.LookupRequest(prompt=who, before_store=True)
+        self.assertEqual(self.client.unary("Lookup", request).blocks, 2)
+        self.assertEqual(counted(), (0, 0, 0))
+        self.assertEqual(self.client.unary("Lookup", kv.LookupRequest(prompt=who)).blocks, 2)
+        self.assertEqual(counted(), (1, 2, 2))
 
     def test_request_id_comes_back(self):
         call = self.client.channel.unary_unary("/kvtier.v1.KvCache/Release")

@@ -95,10 +95,12 @@ std::string Show(const wire::Prompt& p) {
 
 std::string Show(const v1::LookupRequest& m) {
   return absl::StrCat(Show(m.prompt()), " lease=", m.lease_ms(),
-                      " promote=", static_cast<uint32_t>(m.promote_to()));
+                      " promote=", static_cast<uint32_t>(m.promote_to()),
+                      " before_store=", m.before_store());
 }
 std::string Show(const wire::LookupRequest& m) {
-  return absl::StrCat(Show(m.prompt), " lease=", m.lease_ms, " promote=", m.promote_to);
+  return absl::StrCat(Show(m.prompt), " lease=", m.lease_ms, " promote=", m.promote_to,
+                      " before_store=", m.before_store);
 }
 
 std::string Show(const v1::FetchRequest& m) {
@@ -188,6 +190,7 @@ void Fill(Random* random, v1::LookupRequest* m) {
   Fill(random, m->mutable_prompt());
   m->set_lease_ms(random->Number32());
   m->set_promote_to(static_cast<v1::Tier>(random->Below(6)));
+  m->set_before_store(random->OneIn(2));
 }
 
 void Fill(Random* random, v1::FetchRequest* m) {
@@ -370,9 +373,10 @@ TEST(WireTest, GeneratedCodeReadsWhatIsWritten) {
     Fill(&random, &lookup);
     const PromptSource prompt(lookup.prompt());
     v1::LookupRequest read_lookup;
-    ASSERT_TRUE(read_lookup.ParseFromString(
-        wire::EncodeLookupHead(prompt.head, lookup.lease_ms(), lookup.promote_to()) +
-        prompt.TokenBytes()));
+    ASSERT_TRUE(read_lookup.ParseFromString(wire::EncodeLookupHead(prompt.head, lookup.lease_ms(),
+                                                                   lookup.promote_to(),
+                                                                   lookup.before_store()) +
+                                            prompt.TokenBytes()));
     ASSERT_EQ(Show(read_lookup), Show(lookup));
 
     v1::FetchRequest fetch;
