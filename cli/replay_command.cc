@@ -8,6 +8,7 @@
 #include "cli/admin_client.h"
 #include "cli/commands.h"
 #include "cli/replay.h"
+#include "cli/trace_flags.h"
 #include "common/bytes.h"
 
 namespace kvtier::cli {
@@ -15,33 +16,15 @@ namespace {
 
 struct ReplayFlags {
   ReplayOptions replay;
-  std::string trace;
-  bool skip_bad_lines = false;
+  TraceFlags trace;
   std::string block_bytes;
-  std::string convention = "all";
   uint64_t lease_ms = 30000;
-  uint64_t generator_requests = GeneratorOptions().requests;
-  uint64_t seed = GeneratorOptions().seed;
   std::string admin;  // empty: beside the data socket
 };
 
 std::string DefaultServerAddress() {
   const char* address = std::getenv("KVTIER_SERVER");
   return address != nullptr && *address != '\0' ? address : "unix:./kvtier-data/kvtier.sock";
-}
-
-absl::StatusOr<std::unique_ptr<TraceSource>> OpenSource(const ReplayFlags& flags) {
-  const uint32_t block_tokens = flags.replay.block_tokens;
-  if (block_tokens == 0) return absl::InvalidArgumentError("block-tokens is 0, the least is 1");
-  if (!flags.trace.empty()) {
-    return OpenTrace(flags.trace,
-                     {.block_tokens = block_tokens, .skip_bad_lines = flags.skip_bad_lines});
-  }
-  GeneratorOptions generator;
-  generator.block_tokens = block_tokens;
-  generator.requests = flags.generator_requests;
-  generator.seed = flags.seed;
-  return MakeGenerator(generator);
 }
 
 // The daemon's usual place for it: beside the data socket. Empty when there is no telling.
@@ -67,9 +50,10 @@ std::optional<uint64_t> SsdBlocksWritten(const std::string& admin) {
 absl::Status RunReplay(const ReplayFlags& flags, Output& output) {
   ReplayOptions options = flags.replay;
   KVTIER_ASSIGN_OR_RETURN(options.block_bytes, ParseBytes(flags.block_bytes));
-  options.full_only = flags.convention == "full";
+  options.full_only = flags.trace.full_only();
+  options.block_tokens = flags.trace.reader.block_tokens;
   options.lease = std::chrono::milliseconds(flags.lease_ms);
-  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source, OpenSource(flags));
+  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source, OpenSource(flags.trace));
   const std::string admin = AdminAddress(flags);
   const std::optional<uint64_t> before = SsdBlocksWritten(admin);
   KVTIER_ASSIGN_OR_RETURN(
@@ -88,32 +72,6 @@ absl::Status RunReplay(const ReplayFlags& flags, Output& output) {
   }
   output.Print(ReplayJson(options, report, ssd_writes), ReplayText(options, report, ssd_writes));
   return CheckReplay(report);
-}
-
-void AddTraceOptions(CLI::App* command, ReplayFlags* flags) {
-  auto* trace = command->add_option("--trace", flags->trace,
-                                    "Requests in Mooncake's format, .jsonl or .jsonl.zst; without "
-                                    "it, made-up chats in several turns");
-  command
-      ->add_flag("--skip-bad-lines", flags->skip_bad_lines,
-                 "Count lines that are no requests and go on")
-      ->needs(trace);
-  command->add_option("--requests", flags->generator_requests, "Made-up requests")
-      ->capture_default_str()
-      ->excludes(trace);
-  command->add_option("--seed", flags->seed, "Of the made-up requests")
-      ->capture_default_str()
-      ->excludes(trace);
-  command->add_option("--limit", flags->replay.limit, "Stop after so many requests (0: at the end)")
-      ->capture_default_str();
-  command
-      ->add_option("--convention", flags->convention,
-                   "all: every id of the trace is a block; full: an id that covers a partial "
-                   "block is dropped")
-      ->check(CLI::IsMember({"all", "full"}))
-      ->capture_default_str();
-  command->add_option("--block-tokens", flags->replay.block_tokens, "Tokens per id of the trace")
-      ->capture_default_str();
 }
 
 }  // namespace
@@ -137,7 +95,9 @@ void AddReplayCommand(CLI::App& parent, Invocation* invocation) {
       ->add_option("--server", replay.server,
                    "Address of kvtierd, unix:PATH or HOST:PORT; also by KVTIER_SERVER")
       ->capture_default_str();
-  AddTraceOptions(command, flags.get());
+  AddTraceFlags(command, &flags->trace);
+  command->add_option("--limit", replay.limit, "Stop after so many requests (0: at the end)")
+      ->capture_default_str();
   command
       ->add_option("--block-bytes", flags->block_bytes,
                    "Payload of one block, 32 bytes to 64MiB; real blocks are larger than most "

@@ -1,103 +1,24 @@
 #include "cli/trace.h"
 
-#include <zstd.h>
-
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
+#include <utility>
 
 #include "cli/json_output.h"
+#include "cli/trace_sessions.h"
+#include "cli/trace_stream.h"
+#include "cli/trace_tar.h"
+#include "common/prompt.h"
 
 namespace kvtier::cli {
 namespace {
 
 constexpr size_t kMostLineBytes = 16 << 20;
-constexpr size_t kReadBytes = 1 << 18;
-
-struct FileCloser {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, FileCloser>;
-
-struct StreamFreer {
-  void operator()(ZSTD_DStream* stream) const { ZSTD_freeDStream(stream); }
-};
-
-// The bytes of a file, decompressed when it is a zstd file.
-class ByteStream {
- public:
-  ByteStream(File file, std::string path) : file_(std::move(file)), path_(std::move(path)) {}
-
-  // Looks at the first bytes to know which kind it is.
-  absl::Status Start() {
-    KVTIER_RETURN_IF_ERROR(Refill());
-    static constexpr unsigned char kMagic[] = {0x28, 0xb5, 0x2f, 0xfd};
-    if (filled_ >= sizeof(kMagic) && std::memcmp(raw_.data(), kMagic, sizeof(kMagic)) == 0) {
-      zstd_.reset(ZSTD_createDStream());
-      frame_open_ = true;
-    }
-    return absl::OkStatus();
-  }
-
-  // Appends some bytes; appends none only at the end.
-  absl::Status Read(std::string* out) { return zstd_ ? ReadZstd(out) : ReadPlain(out); }
-
- private:
-  absl::Status Refill() {
-    raw_.resize(kReadBytes);
-    taken_ = 0;
-    filled_ = std::fread(raw_.data(), 1, raw_.size(), file_.get());
-    if (std::ferror(file_.get()) != 0) return absl::DataLossError(path_ + ": read error");
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadPlain(std::string* out) {
-    if (taken_ == filled_) KVTIER_RETURN_IF_ERROR(Refill());
-    out->append(raw_, taken_, filled_ - taken_);
-    taken_ = filled_;
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadZstd(std::string* out) {
-    const size_t before = out->size();
-    while (out->size() == before) {
-      if (taken_ == filled_ && !output_waits_) KVTIER_RETURN_IF_ERROR(Refill());
-      if (filled_ == 0 && !output_waits_) {
-        return frame_open_ ? absl::DataLossError(path_ + ": the zstd stream is cut off")
-                           : absl::OkStatus();
-      }
-      out->resize(before + ZSTD_DStreamOutSize());
-      ZSTD_inBuffer in{raw_.data(), filled_, taken_};
-      ZSTD_outBuffer to{out->data() + before, ZSTD_DStreamOutSize(), 0};
-      const size_t result = ZSTD_decompressStream(zstd_.get(), &to, &in);
-      out->resize(before + to.pos);
-      taken_ = in.pos;
-      if (ZSTD_isError(result)) {
-        return absl::DataLossError(
-            absl::StrCat(path_, ": damaged zstd stream: ", ZSTD_getErrorName(result)));
-      }
-      frame_open_ = result != 0;
-      output_waits_ = frame_open_ && to.pos == to.size;
-    }
-    return absl::OkStatus();
-  }
-
-  const File file_;
-  const std::string path_;
-  std::unique_ptr<ZSTD_DStream, StreamFreer> zstd_;  // null for a plain file
-  bool frame_open_ = false;
-  bool output_waits_ = false;  // the decompressor may hold more than it could hand out
-  std::string raw_;            // [taken_, filled_) is unread
-  size_t taken_ = 0;
-  size_t filled_ = 0;
-};
+constexpr size_t kBytesToRecognise = 512;
 
 class TraceReader final : public TraceSource {
  public:
-  TraceReader(File file, const std::string& path, TraceReaderOptions options)
-      : path_(path), options_(options), stream_(std::move(file), path) {}
-
-  absl::Status Start() { return stream_.Start(); }
+  TraceReader(std::unique_ptr<TraceBytes> bytes, TraceReaderOptions options)
+      : options_(options), bytes_(std::move(bytes)) {}
 
   absl::StatusOr<std::optional<TraceRequest>> Next() override {
     while (true) {
@@ -107,7 +28,7 @@ class TraceReader final : public TraceSource {
       absl::StatusOr<TraceRequest> request = Parse(*line);
       if (request.ok()) return std::optional<TraceRequest>(*std::move(request));
       if (!options_.skip_bad_lines) {
-        return Annotate(request.status(), absl::StrCat(path_, ":", line_));
+        return Annotate(request.status(), absl::StrCat(bytes_->path(), ":", line_));
       }
       ++skipped_;
     }
@@ -129,35 +50,32 @@ class TraceReader final : public TraceSource {
 
   // Valid until the next call.
   absl::StatusOr<std::optional<std::string_view>> NextLine() {
-    buffer_.erase(0, consumed_);
-    consumed_ = 0;
+    bytes_->Consume(std::exchange(taken_, 0));
     size_t searched = 0;
     while (true) {
-      const size_t end = buffer_.find('\n', searched);
+      const size_t end = bytes_->unread().find('\n', searched);
       if (end != std::string::npos) return Line(end, end + 1);
-      searched = buffer_.size();
+      searched = bytes_->unread().size();
       if (searched > kMostLineBytes) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path_, ":", line_ + 1, ": longer than ", kMostLineBytes, " bytes"));
+        return absl::InvalidArgumentError(absl::StrCat(bytes_->path(), ":", line_ + 1,
+                                                       ": longer than ", kMostLineBytes, " bytes"));
       }
-      KVTIER_RETURN_IF_ERROR(stream_.Read(&buffer_));
-      if (buffer_.size() > searched) continue;
-      if (buffer_.empty()) return std::optional<std::string_view>();
-      return Line(buffer_.size(), buffer_.size());
+      KVTIER_ASSIGN_OR_RETURN(const bool more, bytes_->Fill());
+      if (more) continue;
+      if (searched == 0) return std::optional<std::string_view>();
+      return Line(searched, searched);
     }
   }
 
-  std::optional<std::string_view> Line(size_t end, size_t consumed) {
-    consumed_ = consumed;
+  std::optional<std::string_view> Line(size_t end, size_t taken) {
+    taken_ = taken;
     ++line_;
-    return std::string_view(buffer_).substr(0, end);
+    return bytes_->unread().substr(0, end);
   }
 
-  const std::string path_;
   const TraceReaderOptions options_;
-  ByteStream stream_;
-  std::string buffer_;
-  size_t consumed_ = 0;
+  const std::unique_ptr<TraceBytes> bytes_;
+  size_t taken_ = 0;  // by the line handed out last
   uint64_t line_ = 0;
   uint64_t skipped_ = 0;
   double last_timestamp_ms_ = 0;
@@ -264,13 +182,8 @@ absl::StatusOr<std::vector<uint64_t>> HashIds(const Json& line) {
   return ids;
 }
 
-}  // namespace
-
-absl::StatusOr<TraceRequest> ParseTraceLine(std::string_view text, uint32_t block_tokens) {
-  const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!line.is_object()) return absl::InvalidArgumentError("not a JSON object");
+absl::StatusOr<TraceRequest> ParseHashes(const Json& line, uint32_t block_tokens) {
   TraceRequest request;
-  KVTIER_ASSIGN_OR_RETURN(request.timestamp_ms, Timestamp(line));
   KVTIER_ASSIGN_OR_RETURN(request.input_length, Whole(line, "input_length"));
   KVTIER_ASSIGN_OR_RETURN(request.output_length, Whole(line, "output_length"));
   KVTIER_ASSIGN_OR_RETURN(request.hash_ids, HashIds(line));
@@ -283,15 +196,77 @@ absl::StatusOr<TraceRequest> ParseTraceLine(std::string_view text, uint32_t bloc
       block_tokens, " tokens it needs ", full, partial != 0 ? absl::StrCat(" or ", full + 1) : ""));
 }
 
+absl::StatusOr<std::vector<uint32_t>> Tokens(const Json& list) {
+  if (!list.is_array()) return absl::InvalidArgumentError("tokens is no list");
+  std::vector<uint32_t> tokens;
+  tokens.reserve(list.size());
+  for (const Json& token : list) {
+    if (!token.is_number_unsigned() || token.get<uint64_t>() > UINT32_MAX) {
+      return absl::InvalidArgumentError(absl::StrCat("tokens[", tokens.size(), "] is ",
+                                                     token.dump().substr(0, 40),
+                                                     ", no whole number below 2^32"));
+    }
+    tokens.push_back(token.get<uint32_t>());
+  }
+  return tokens;
+}
+
+// The ids are the keys that the blocks would have in a namespace of no name, 64 bits of each.
+absl::StatusOr<TraceRequest> ParseTokens(const Json& line, uint32_t block_tokens) {
+  TraceRequest request;
+  if (line.contains("output_length")) {
+    KVTIER_ASSIGN_OR_RETURN(request.output_length, Whole(line, "output_length"));
+  }
+  KVTIER_ASSIGN_OR_RETURN(const std::vector<uint32_t> tokens, Tokens(line["tokens"]));
+  request.input_length = tokens.size();
+  const std::string_view bytes(reinterpret_cast<const char*>(tokens.data()),
+                               tokens.size() * sizeof(uint32_t));
+  BlockKey key;
+  const size_t step = size_t{block_tokens} * sizeof(uint32_t);
+  for (size_t at = 0; at < bytes.size(); at += step) {
+    key = ChildKey(key, bytes.substr(at, step));
+    request.hash_ids.push_back(key.low);
+  }
+  return request;
+}
+
+absl::Status CheckOptions(const TraceReaderOptions& options) {
+  constexpr double kMostHours = 1e6;
+  if (options.block_tokens == 0) {
+    return absl::InvalidArgumentError("block-tokens is 0, the least is 1");
+  }
+  for (const auto& [name, hours] : {std::pair("session-spread-hours", options.spread_hours),
+                                    std::pair("session-cut-hours", options.cut_hours)}) {
+    if (hours >= 0 && hours <= kMostHours) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", hours, ", the limits are 0 and ", kMostHours));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TraceRequest> ParseTraceLine(std::string_view text, uint32_t block_tokens) {
+  const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!line.is_object()) return absl::InvalidArgumentError("not a JSON object");
+  KVTIER_ASSIGN_OR_RETURN(const double timestamp, Timestamp(line));
+  KVTIER_ASSIGN_OR_RETURN(TraceRequest request, line.contains("tokens")
+                                                    ? ParseTokens(line, block_tokens)
+                                                    : ParseHashes(line, block_tokens));
+  request.timestamp_ms = timestamp;
+  return request;
+}
+
 absl::StatusOr<std::unique_ptr<TraceSource>> OpenTrace(const std::string& path,
                                                        TraceReaderOptions options) {
-  File file(std::fopen(path.c_str(), "rb"));
-  if (file == nullptr) {
-    return absl::NotFoundError(absl::StrCat("cannot read ", path, ": ", std::strerror(errno)));
+  KVTIER_RETURN_IF_ERROR(CheckOptions(options));
+  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<TraceBytes> bytes, TraceBytes::Open(path));
+  bool more = true;
+  while (more && bytes->unread().size() < kBytesToRecognise) {
+    KVTIER_ASSIGN_OR_RETURN(more, bytes->Fill());
   }
-  auto reader = std::make_unique<TraceReader>(std::move(file), path, options);
-  KVTIER_RETURN_IF_ERROR(reader->Start());
-  return std::unique_ptr<TraceSource>(std::move(reader));
+  if (TarReader::Recognises(bytes->unread())) return OpenSessions(std::move(bytes), options);
+  return std::unique_ptr<TraceSource>(std::make_unique<TraceReader>(std::move(bytes), options));
 }
 
 std::unique_ptr<TraceSource> MakeGenerator(const GeneratorOptions& options) {

@@ -1,4 +1,4 @@
-// Request traces in Mooncake's format, from a file or made up, one request at a time.
+// Request traces, from a file in one of several formats or made up, one request at a time.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,32 @@ class TraceSource {
   virtual ~TraceSource() = default;
   // The next request in arrival order; empty at the end.
   virtual absl::StatusOr<std::optional<TraceRequest>> Next() = 0;
-  // Lines that were passed over so far because they are no requests.
+  // Lines (of an archive: members) that were passed over so far because they are no requests.
   virtual uint64_t skipped_lines() const { return 0; }
 };
 
 struct TraceReaderOptions {
-  uint32_t block_tokens = 512;  // that the trace's ids stand for
+  uint32_t block_tokens = 512;  // that an id stands for: as recorded, or as the blocks are cut
   bool skip_bad_lines = false;  // count them and go on, instead of failing
+  // Of an archive of sessions; cli/trace_sessions.h says what they do. 0 hours: all start at once,
+  // nothing is cut off. Up to a million.
+  double spread_hours = 8;
+  double cut_hours = 0;  // of the whole trace
+  uint32_t session_seed = 1;
 };
 
-// JSON lines, plain or compressed by zstd (recognised by content), streamed: memory does not grow
-// with the file. Errors of Open: NOT_FOUND. Errors of Next: INVALID_ARGUMENT naming file, line and
-// reason (a line that is no request; one longer than 16 MiB; a number of ids that does not fit
-// input_length and block_tokens), DATA_LOSS (the compressed stream is damaged or cut off).
+// Which format is told from the content, plain or compressed by zstd:
+//   - JSON lines with `hash_ids` (Mooncake's format): timestamp in ms, input_length, output_length
+//     in tokens, and one id for each block of block_tokens, root first.
+//   - JSON lines with `tokens`: timestamp, tokens as whole numbers below 2^32, output_length if
+//     known. They are cut into blocks of block_tokens, each named by its key (common/prompt.h); the
+//     last may be partial.
+//   - A tar of sessions: cli/trace_sessions.h.
+// JSON lines are streamed: memory does not grow with the file. Errors of Open: NOT_FOUND,
+// INVALID_ARGUMENT (options out of range), DATA_LOSS; of an archive all errors. Errors of Next:
+// INVALID_ARGUMENT naming file, line and reason (a line that is no request; one longer than 16 MiB;
+// a number of ids that does not fit input_length and block_tokens), DATA_LOSS (the file is damaged
+// or cut off).
 absl::StatusOr<std::unique_ptr<TraceSource>> OpenTrace(const std::string& path,
                                                        TraceReaderOptions options);
 

@@ -8,7 +8,11 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <random>
 #include <set>
+
+#include "common/prompt.h"
+#include "tests/support/seed.h"
 
 namespace kvtier::cli {
 namespace {
@@ -39,9 +43,10 @@ class TraceFile : public ::testing::Test {
     absl::Status status;
     uint64_t skipped = 0;
   };
-  Result ReadAll(bool skip_bad_lines = false) {
+  Result ReadAll(bool skip_bad_lines = false, uint32_t block_tokens = 512) {
     Result result;
-    auto source = OpenTrace(path_, {.block_tokens = 512, .skip_bad_lines = skip_bad_lines});
+    auto source =
+        OpenTrace(path_, {.block_tokens = block_tokens, .skip_bad_lines = skip_bad_lines});
     if (!source.ok()) return {{}, source.status(), 0};
     while (true) {
       absl::StatusOr<std::optional<TraceRequest>> request = (*source)->Next();
@@ -135,9 +140,106 @@ TEST_F(TraceFile, ErrorsNameFileLineAndReason) {
   }
 }
 
+TEST_F(TraceFile, TokensAreCutIntoChainedBlocks) {
+  Write(R"({"timestamp": 1, "tokens": [1, 2, 3, 4, 5]})"
+        "\n"
+        R"({"timestamp": 2, "tokens": [1, 2, 3, 4], "output_length": 9})"
+        "\n"
+        R"({"timestamp": 3, "tokens": [3, 4, 3, 4]})"
+        "\n"
+        R"({"timestamp": 4, "tokens": []})"
+        "\n");
+  const Result result = ReadAll(false, 2);
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  ASSERT_EQ(result.requests.size(), 4u);
+  const TraceRequest& first = result.requests[0];
+  const BlockKey one = ChildKey(BlockKey(), std::string_view("\1\0\0\0\2\0\0\0", 8));
+  const BlockKey two = ChildKey(one, std::string_view("\3\0\0\0\4\0\0\0", 8));
+  const BlockKey partial = ChildKey(two, std::string_view("\5\0\0\0", 4));
+  EXPECT_THAT(first.hash_ids, ElementsAre(one.low, two.low, partial.low));
+  EXPECT_EQ(first.input_length, 5u);
+  EXPECT_EQ(UsedBlocks(first, 2, true), 2u);
+  EXPECT_THAT(result.requests[1].hash_ids, ElementsAre(one.low, two.low));
+  EXPECT_EQ(result.requests[1].output_length, 9u);
+  // The second block's tokens are the same, what comes before it is not.
+  ASSERT_EQ(result.requests[2].hash_ids.size(), 2u);
+  EXPECT_NE(result.requests[2].hash_ids[1], two.low);
+  EXPECT_TRUE(result.requests[3].hash_ids.empty());
+}
+
+TEST_F(TraceFile, ErrorsInTokensNameTheToken) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"tokens":[1]})", "timestamp is missing"},
+      {R"({"timestamp":0,"tokens":4})", "tokens is no list"},
+      {R"({"timestamp":0,"tokens":[1,-2]})", "tokens[1] is -2"},
+      {R"({"timestamp":0,"tokens":[1,2,4294967296]})", "tokens[2] is 4294967296"},
+      {R"({"timestamp":0,"tokens":["a"]})", "tokens[0] is \"a\""},
+      {R"({"timestamp":0,"tokens":[1],"output_length":-1})", "output_length is -1"},
+  };
+  for (const auto& [line, reason] : cases) {
+    Write(std::string(line) + "\n");
+    EXPECT_THAT(std::string(ReadAll().status.message()),
+                AllOf(HasSubstr(path_ + ":1: "), HasSubstr(reason)));
+  }
+}
+
+// Cut anywhere, the whole lines are read and the rest of one is told.
+TEST_F(TraceFile, ACutFileIsToldWhereItIsCut) {
+  const std::string text = std::string(kGood) + kGood;
+  const size_t line = std::string(kGood).size();
+  for (size_t bytes = 1; bytes < text.size(); ++bytes) {
+    Write(text.substr(0, bytes));
+    const Result result = ReadAll();
+    const size_t rest = bytes % line;
+    const bool whole = rest == 0 || rest == line - 1;  // but for the line's end
+    EXPECT_EQ(result.status.ok(), whole) << bytes;
+    EXPECT_EQ(result.requests.size(), bytes / line + (rest == line - 1)) << bytes;
+    if (whole) continue;
+    EXPECT_THAT(std::string(result.status.message()),
+                HasSubstr(path_ + ":" + std::to_string(bytes / line + 1) + ": "));
+  }
+}
+
+// Whatever is damaged: an error that names the line, or requests that hold together.
+TEST_F(TraceFile, DamagedBytesAreAnErrorOrATrace) {
+  std::mt19937_64 random(TestSeed());
+  const std::string text = std::string(kGood) + kGood + kGood;
+  int told = 0;
+  for (int i = 0; i < 500; ++i) {
+    std::string damaged = text;
+    damaged[random() % damaged.size()] = static_cast<char>(random());
+    Write(damaged);
+    const Result result = ReadAll();
+    told += !result.status.ok();
+    if (!result.status.ok()) {
+      EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(result.status.message()), HasSubstr(path_ + ":"));
+    }
+    for (const TraceRequest& request : result.requests) {
+      EXPECT_LE(request.hash_ids.size(), request.input_length / 512 + 1);
+    }
+  }
+  EXPECT_GT(told, 100);
+  EXPECT_LT(told, 500);
+}
+
 TEST_F(TraceFile, RefusesEndlessLines) {
   Write(std::string((16 << 20) + 1000000, ' '));
   EXPECT_EQ(ReadAll().status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(TraceFile, RefusesOptionsOutOfRange) {
+  Write(kGood);
+  EXPECT_TRUE(OpenTrace(path_, {}).ok());
+  const std::pair<TraceReaderOptions, const char*> cases[] = {
+      {{.block_tokens = 0}, "block-tokens is 0, the least is 1"},
+      {{.spread_hours = -1}, "session-spread-hours is -1, the limits are 0 and 1e+06"},
+      {{.cut_hours = 2e6}, "session-cut-hours is 2e+06"}};
+  for (const auto& [options, reason] : cases) {
+    const absl::Status status = OpenTrace(path_, options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(reason));
+  }
 }
 
 TEST_F(TraceFile, TellsAMissingFile) {
