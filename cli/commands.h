@@ -28,6 +28,7 @@ CLI::App* AddCommand(CLI::App& parent, const std::string& name, const std::strin
 void AddSizeCommand(CLI::App& parent, Invocation* invocation);
 void AddInspectCommand(CLI::App& parent, Invocation* invocation);
 void AddReplayCommand(CLI::App& parent, Invocation* invocation);
+void AddSimulateCommand(CLI::App& parent, Invocation* invocation);
 void AddBenchCommand(CLI::App& parent, Invocation* invocation);
 
 // These talk to the operators' API of a running kvtierd.

@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   kvtier::cli::AddSizeCommand(app, &invocation);
   kvtier::cli::AddInspectCommand(app, &invocation);
   kvtier::cli::AddReplayCommand(app, &invocation);
+  kvtier::cli::AddSimulateCommand(app, &invocation);
   kvtier::cli::AddBenchCommand(app, &invocation);
   try {
     app.parse(argc, argv);

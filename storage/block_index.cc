@@ -24,10 +24,8 @@ bool PartState::present() const {
   return std::any_of(at.begin(), at.end(), [](Location l) { return l != kNoLocation; });
 }
 
-BlockIndex::BlockIndex() {
-  oldest_.fill(kNoEntry);
-  newest_.fill(kNoEntry);
-}
+BlockIndex::BlockIndex()
+    : orders_{Order(EntryLinks{&chunks_, 0}), Order(EntryLinks{&chunks_, 1})} {}
 
 BlockIndex::~BlockIndex() {
   for (EntryId id = 0; id < next_fresh_; ++id) {
@@ -69,7 +67,7 @@ EntryId BlockIndex::FindKey(const BlockKey& key) const {
 EntryId BlockIndex::TakeId() {
   if (free_ != kNoEntry) {
     const EntryId id = free_;
-    free_ = entry(id).newer[0];
+    free_ = entry(id).child;
     return id;
   }
   if (next_fresh_ == chunks_.size() * kChunk) {
@@ -110,7 +108,7 @@ EntryId BlockIndex::Insert(const BlockIdentity& block, SpaceId space, uint32_t m
 void BlockIndex::Remove(EntryId id) {
   Entry& e = entry(id);
   KVTIER_CHECK(e.part_count > 0 && e.parts_present == 0 && !e.in_use());
-  for (TierKind tier : kMemoryTiers) KVTIER_CHECK(!e.listed[static_cast<int>(tier)]);
+  for (TierKind tier : kMemoryTiers) KVTIER_CHECK(!e.listed(tier));
   if (!e.detached) ids_.erase(e.key);
   identity_bytes_ -= e.identity_bytes;
   delete[] e.identity;
@@ -119,7 +117,7 @@ void BlockIndex::Remove(EntryId id) {
     part_array_bytes_ -= e.part_count * sizeof(PartState);
   }
   e.part_count = 0;
-  e.newer[0] = free_;
+  e.child = free_;
   free_ = id;
   --size_;
 }
@@ -172,51 +170,13 @@ void BlockIndex::SetLocation(EntryId id, uint16_t part, TierKind tier, Location 
 }
 
 void BlockIndex::PushNewest(EntryId id, TierKind tier) {
-  const int t = static_cast<int>(tier);
-  Entry& e = entry(id);
-  KVTIER_CHECK(!e.listed[t] && !e.detached);
-  e.listed[t] = true;
-  e.older[t] = newest_[t];
-  e.newer[t] = kNoEntry;
-  if (newest_[t] != kNoEntry) {
-    entry(newest_[t]).newer[t] = id;
-  } else {
-    oldest_[t] = id;
-  }
-  newest_[t] = id;
+  KVTIER_CHECK(!entry(id).detached);
+  order(tier).PushNewest(id);
 }
 
-void BlockIndex::PushOlderThan(EntryId newer, EntryId id, TierKind tier) {
-  const int t = static_cast<int>(tier);
-  Entry& e = entry(id);
-  Entry& neighbour = entry(newer);
-  KVTIER_CHECK(!e.listed[t] && !e.detached && neighbour.listed[t]);
-  e.listed[t] = true;
-  e.newer[t] = newer;
-  e.older[t] = neighbour.older[t];
-  if (neighbour.older[t] != kNoEntry) {
-    entry(neighbour.older[t]).newer[t] = id;
-  } else {
-    oldest_[t] = id;
-  }
-  neighbour.older[t] = id;
-}
-
-void BlockIndex::Unlist(EntryId id, TierKind tier) {
-  const int t = static_cast<int>(tier);
-  Entry& e = entry(id);
-  if (!e.listed[t]) return;
-  e.listed[t] = false;
-  if (e.older[t] != kNoEntry) {
-    entry(e.older[t]).newer[t] = e.newer[t];
-  } else {
-    oldest_[t] = e.newer[t];
-  }
-  if (e.newer[t] != kNoEntry) {
-    entry(e.newer[t]).older[t] = e.older[t];
-  } else {
-    newest_[t] = e.older[t];
-  }
+void BlockIndex::Use(EntryId id, EntryId parent, TierKind tier) {
+  KVTIER_CHECK(!entry(id).detached);
+  order(tier).Use(id, parent);
 }
 
 uint64_t BlockIndex::memory_bytes() const {
@@ -246,8 +206,8 @@ void BlockIndex::CheckInvariants() const {
       const int t = static_cast<int>(tier);
       complete_in[t] += CompleteIn(id, tier);
       if (tier == TierKind::kSsd) continue;
-      listed[t] += e.listed[t];
-      if (e.listed[t]) KVTIER_CHECK(e.pins == 0 && !e.detached && AnyIn(id, tier));
+      listed[t] += e.listed(tier);
+      if (e.listed(tier)) KVTIER_CHECK(e.pins == 0 && !e.detached && AnyIn(id, tier));
     }
   }
   KVTIER_CHECK(live_entries == size_ && mapped == ids_.size() && complete == complete_);
@@ -256,12 +216,12 @@ void BlockIndex::CheckInvariants() const {
     const int t = static_cast<int>(tier);
     uint64_t walked = 0;
     EntryId older = kNoEntry;
-    for (EntryId id = oldest_[t]; id != kNoEntry; id = entry(id).newer[t]) {
-      KVTIER_CHECK(entry(id).listed[t] && entry(id).older[t] == older);
+    for (EntryId id = oldest(tier); id != kNoEntry; id = NextNewer(id, tier)) {
+      KVTIER_CHECK(entry(id).listed(tier) && NextOlder(id, tier) == older);
       older = id;
       ++walked;
     }
-    KVTIER_CHECK(newest_[t] == older && walked == listed[t]);
+    KVTIER_CHECK(newest(tier) == older && walked == listed[t] && walked == order(tier).size());
   }
 }
 

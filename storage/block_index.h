@@ -15,12 +15,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/block_key.h"
 #include "common/prompt.h"
+#include "storage/eviction_order.h"
 #include "storage/tier.h"
 
 namespace kvtier {
 
-using EntryId = uint32_t;
-inline constexpr EntryId kNoEntry = UINT32_MAX;
 inline constexpr Location kNoLocation = UINT64_MAX;
 // The memory tiers, GPU and RAM, have an eviction order each; on SSD segments leave as they came.
 inline constexpr int kOrders = 2;
@@ -56,21 +55,22 @@ struct alignas(64) Entry {
   bool ssd_hit : 1 = false;   // used since it was written to SSD
   bool detached : 1 = false;  // reset while in use: not in the map, gone when its last user is
   uint8_t carried = 0;        // PartIdentity::carried
-  std::array<bool, kOrders> listed = {};
   // The child that was inserted last: a guess that saves a walk the hash map. May be another block
   // by now; who follows it compares.
   EntryId child = kNoEntry;
-  std::array<uint32_t, kOrders> older = {kNoEntry, kNoEntry};
-  std::array<uint32_t, kOrders> newer = {kNoEntry, kNoEntry};
+  std::array<OrderLinks, kOrders> order;  // of GPU and RAM
   union {
     PartState one;    // part_count == 1
     PartState* many;  // otherwise
   };
   Entry() : one() {}
   ~Entry() {}
+  bool listed(TierKind tier) const { return order[static_cast<int>(tier)].listed; }
   bool complete() const { return parts_present == part_count; }
   bool in_use() const { return pins > 0 || moving || filling || writing; }
 };
+
+static_assert(sizeof(Entry) == 128);
 
 // Not thread-safe.
 class BlockIndex {
@@ -108,19 +108,15 @@ class BlockIndex {
   bool CompleteIn(EntryId id, TierKind tier) const;
   bool AnyIn(EntryId id, TierKind tier) const;
 
-  // The order of one memory tier: oldest leaves first. A block is in it when listed.
+  // The order of one memory tier. A block may be listed in it unless it is detached.
   void PushNewest(EntryId id, TierKind tier);
-  // Next to `newer`, on its older side. REQUIRES: `newer` is listed.
-  void PushOlderThan(EntryId newer, EntryId id, TierKind tier);
-  void Unlist(EntryId id, TierKind tier);
-  EntryId oldest(TierKind tier) const { return oldest_[static_cast<int>(tier)]; }
-  EntryId newest(TierKind tier) const { return newest_[static_cast<int>(tier)]; }
-  EntryId NextNewer(EntryId id, TierKind tier) const {
-    return entry(id).newer[static_cast<int>(tier)];
-  }
-  EntryId NextOlder(EntryId id, TierKind tier) const {
-    return entry(id).older[static_cast<int>(tier)];
-  }
+  // EvictionOrder::Use: as part of a walk from the root that came from `parent`.
+  void Use(EntryId id, EntryId parent, TierKind tier);
+  void Unlist(EntryId id, TierKind tier) { order(tier).Unlist(id); }
+  EntryId oldest(TierKind tier) const { return order(tier).oldest(); }
+  EntryId newest(TierKind tier) const { return order(tier).newest(); }
+  EntryId NextNewer(EntryId id, TierKind tier) const { return order(tier).Newer(id); }
+  EntryId NextOlder(EntryId id, TierKind tier) const { return order(tier).Older(id); }
 
   uint64_t size() const { return size_; }      // entries, detached ones included
   EntryId end() const { return next_fresh_; }  // every id is below; some are free
@@ -137,7 +133,19 @@ class BlockIndex {
  private:
   static constexpr int kChunkBits = 12;
   static constexpr uint32_t kChunk = 1u << kChunkBits;
+  using Chunks = std::vector<std::unique_ptr<Entry[]>>;
+  // The links that entries hold, of one tier.
+  struct EntryLinks {
+    const Chunks* chunks;
+    int tier;
+    OrderLinks& operator()(EntryId id) const {
+      return (*chunks)[id >> kChunkBits][id & (kChunk - 1)].order[tier];
+    }
+  };
+  using Order = EvictionOrder<EntryLinks>;
 
+  Order& order(TierKind tier) { return orders_[static_cast<int>(tier)]; }
+  const Order& order(TierKind tier) const { return orders_[static_cast<int>(tier)]; }
   bool Matches(const Entry& entry, const BlockKey& parent, std::string_view identity,
                SpaceId space) const;
   EntryId TakeId();
@@ -147,16 +155,15 @@ class BlockIndex {
   }
 
   absl::flat_hash_map<BlockKey, EntryId> ids_;
-  std::vector<std::unique_ptr<Entry[]>> chunks_;
-  EntryId free_ = kNoEntry;  // chained through Entry::newer[0]
+  Chunks chunks_;
+  EntryId free_ = kNoEntry;  // chained through Entry::child
   EntryId next_fresh_ = 0;
   uint64_t size_ = 0;
   uint64_t complete_ = 0;
   std::array<uint64_t, kTiers> complete_in_{};
   uint64_t identity_bytes_ = 0;
   uint64_t part_array_bytes_ = 0;
-  std::array<EntryId, kOrders> oldest_;
-  std::array<EntryId, kOrders> newest_;
+  std::array<Order, kOrders> orders_;
 };
 
 }  // namespace kvtier

@@ -542,8 +542,8 @@ uint64_t TierManager::WriteDownAll(TimePoint deadline) {
     {
       MutexLock lock(mutex_);
       // Where the last batch ended; from the newest again when that block has left.
-      const bool there = block != kNoEntry && index_.live(block) &&
-                         index_.entry(block).listed[static_cast<int>(TierKind::kRam)];
+      const bool there =
+          block != kNoEntry && index_.live(block) && index_.entry(block).listed(TierKind::kRam);
       if (!there) block = index_.newest(TierKind::kRam);
       for (; block != kNoEntry; block = index_.NextOlder(block, TierKind::kRam)) {
         if (index_.entry(block).in_use() || !NeedsWritingLocked(block)) continue;

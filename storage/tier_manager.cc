@@ -342,26 +342,16 @@ void TierManager::SettleLocked(EntryId block, Erasures* erasures) {
     return;
   }
   for (TierKind kind : kMemoryTiers) {
-    if (!entry.listed[static_cast<int>(kind)] && index_.AnyIn(block, kind)) {
+    if (!entry.listed(kind) && index_.AnyIn(block, kind)) {
       index_.PushNewest(block, kind);
     }
   }
 }
 
-// Use makes a path the most recent of the memory tiers it is in: its head the newest, each block
-// next to its parent, on the older side.
+// Use makes a path the most recent of the memory tiers it is in.
 void TierManager::TouchLocked(EntryId block, EntryId parent) {
-  const Entry& entry = index_.entry(block);
   for (TierKind kind : kMemoryTiers) {
-    if (!entry.listed[static_cast<int>(kind)]) continue;
-    const bool beside = parent != kNoEntry && index_.entry(parent).listed[static_cast<int>(kind)];
-    if (index_.NextNewer(block, kind) == (beside ? parent : kNoEntry)) continue;  // it is there
-    index_.Unlist(block, kind);
-    if (beside) {
-      index_.PushOlderThan(parent, block, kind);
-    } else {
-      index_.PushNewest(block, kind);
-    }
+    if (index_.entry(block).listed(kind)) index_.Use(block, parent, kind);
   }
 }
 
@@ -717,7 +707,7 @@ void TierManager::CheckInvariants() const {
     KVTIER_CHECK(entry.in_use() || entry.parts_present > 0);
     KVTIER_CHECK(spaces_.contains(entry.space));
     for (TierKind kind : kMemoryTiers) {
-      const bool listed = entry.listed[static_cast<int>(kind)];
+      const bool listed = entry.listed(kind);
       KVTIER_CHECK(listed == (!entry.in_use() && index_.AnyIn(id, kind)));
     }
     for (TierKind kind : kAllTiers) {

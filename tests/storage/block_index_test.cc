@@ -82,8 +82,8 @@ TEST(BlockIndexTest, PlacesABlockBesideItsParent) {
   const std::vector<EntryId> ids = InsertAll(&index, MakeChain(1, 4), 1);
   index.PushNewest(ids[0], TierKind::kRam);
   index.PushNewest(ids[1], TierKind::kRam);
-  index.PushOlderThan(ids[0], ids[2], TierKind::kRam);
-  index.PushOlderThan(ids[1], ids[3], TierKind::kRam);
+  index.Use(ids[2], ids[0], TierKind::kRam);
+  index.Use(ids[3], ids[1], TierKind::kRam);
   index.CheckInvariants();
   std::vector<EntryId> order;
   for (EntryId id = index.oldest(TierKind::kRam); id != kNoEntry;

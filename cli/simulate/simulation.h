@@ -1,0 +1,47 @@
+// Replays a trace through simulated caches, all policies and capacities in one pass: no server, no
+// payload, file order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/json_output.h"
+#include "cli/simulate/options.h"
+#include "common/status.h"
+
+namespace kvtier::cli {
+
+// Hit ratio: blocks of the longest prefixes that were there over all blocks, from a cold start.
+// Empty for a convention that was not asked for.
+struct SimulationRow {
+  std::string policy;
+  uint64_t capacity_blocks = 0;
+  std::optional<double> hit_ratio_all;
+  std::optional<double> hit_ratio_full;
+  double seconds = 0;  // of the policy, both conventions together
+};
+
+struct SimulationReport {
+  uint64_t requests = 0;
+  uint64_t skipped_lines = 0;
+  uint64_t blocks_all = 0;  // references
+  uint64_t blocks_full = 0;
+  uint64_t distinct_blocks = 0;  // in convention all
+  double parse_seconds = 0;      // reading and parsing the trace, the last time it was read
+  double number_seconds = 0;     // finding each block in the index, once for all rows
+  std::vector<SimulationRow> rows;
+};
+
+// Errors: INVALID_ARGUMENT (options, a line that is no request), NOT_FOUND, DATA_LOSS (trace).
+// `progress` takes lines for people.
+absl::StatusOr<SimulationReport> Simulate(const SimulateOptions& options,
+                                          const std::function<void(std::string_view)>& progress);
+
+Json SimulationJson(const SimulateOptions& options, const SimulationReport& report);
+std::string SimulationText(const SimulateOptions& options, const SimulationReport& report);
+
+}  // namespace kvtier::cli

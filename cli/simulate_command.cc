@@ -1,0 +1,78 @@
+// kvtier simulate: what a trace would hit in caches of given sizes.
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/simulate/options.h"
+#include "cli/simulate/simulation.h"
+#include "common/bytes.h"
+
+namespace kvtier::cli {
+namespace {
+
+struct SimulateFlags {
+  SimulateOptions simulate;
+  std::vector<std::string> capacities;
+  std::string block_bytes;
+  std::string convention = "both";
+};
+
+absl::StatusOr<SimulateOptions> ToOptions(const SimulateFlags& flags) {
+  SimulateOptions options = flags.simulate;
+  for (const std::string& text : flags.capacities) {
+    KVTIER_ASSIGN_OR_RETURN(const CapacitySpec capacity, ParseCapacity(text));
+    options.capacities.push_back(capacity);
+  }
+  if (!flags.block_bytes.empty()) {
+    KVTIER_ASSIGN_OR_RETURN(options.block_bytes, ParseBytes(flags.block_bytes));
+  }
+  if (flags.convention == "all") options.conventions = {Convention::kAll};
+  if (flags.convention == "full") options.conventions = {Convention::kFull};
+  return options;
+}
+
+absl::Status RunSimulate(const SimulateFlags& flags, Output& output) {
+  KVTIER_ASSIGN_OR_RETURN(const SimulateOptions options, ToOptions(flags));
+  KVTIER_ASSIGN_OR_RETURN(
+      const SimulationReport report,
+      Simulate(options, [&output](std::string_view line) { output.Progress(line); }));
+  output.Print(SimulationJson(options, report), SimulationText(options, report));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddSimulateCommand(CLI::App& parent, Invocation* invocation) {
+  CLI::App* command =
+      AddCommand(parent, "simulate", "Hit ratios of a request trace by cache size and policy",
+                 "kvtier simulate --trace chat.jsonl.zst --capacity 1%,5%,10% --json", invocation);
+  auto flags = std::make_shared<SimulateFlags>();
+  SimulateOptions& options = flags->simulate;
+  command
+      ->add_option("--trace", options.trace, "Requests in Mooncake's format, .jsonl or .jsonl.zst")
+      ->required();
+  command->add_flag("--skip-bad-lines", options.reader.skip_bad_lines,
+                    "Count lines that are no requests and go on");
+  command->add_option("--block-tokens", options.reader.block_tokens, "Tokens per id of the trace")
+      ->capture_default_str();
+  command->add_option("--policy", options.policies, "Policies, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  command
+      ->add_option("--capacity", flags->capacities,
+                   "Cache sizes, separated by commas: blocks (1828), a share of the trace's "
+                   "distinct blocks (5%), or bytes (64MiB, with --block-bytes)")
+      ->delimiter(',')
+      ->required();
+  command->add_option("--block-bytes", flags->block_bytes, "Payload of one block");
+  command
+      ->add_option("--convention", flags->convention,
+                   "all: every id of the trace is a block; full: an id that covers a partial "
+                   "block is dropped; both: a simulation of each")
+      ->check(CLI::IsMember({"all", "full", "both"}))
+      ->capture_default_str();
+  command->callback([flags, invocation] {
+    invocation->run = [flags](Output& output) { return RunSimulate(*flags, output); };
+  });
+}
+
+}  // namespace kvtier::cli
