@@ -26,12 +26,17 @@ def _end_with_parent():
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def environment(extra=None):
+    """This process's, without the settings of some other daemon."""
+    return {**{name: value for name, value in os.environ.items() if not name.startswith("KVTIER_")}, **(extra or {})}
+
+
 def start(argv, log, env=None, **options):
     """A child that ends with this process, its messages in `log`."""
     options.setdefault("stdin", subprocess.DEVNULL)
     options.setdefault("stdout", log)
     return subprocess.Popen([str(word) for word in argv], stderr=log, preexec_fn=_end_with_parent,
-                            env={**os.environ, **(env or {})}, text=True, **options)
+                            env=environment(env), text=True, **options)
 
 
 def stop(process):
@@ -175,7 +180,8 @@ class Kvtier(System):
     VERIFIED = "tokens, XXH3-64 end to end"
 
     def version(self):
-        out = subprocess.run([self.where.bin / "kvtierd", "--version"], capture_output=True, text=True, check=True)
+        out = subprocess.run([self.where.bin / "kvtierd", "--version"], capture_output=True, text=True, check=True,
+                             env=environment())
         return out.stdout.split()[-1]
 
     def start(self):
@@ -191,7 +197,7 @@ class Kvtier(System):
 
     def forget(self, model):
         subprocess.run([self.where.bin / "kvtier", "reset", "--model", model],
-                       env={**os.environ, "KVTIER_ADMIN": self.admin}, check=True, stdout=subprocess.DEVNULL)
+                       env=environment({"KVTIER_ADMIN": self.admin}), check=True, stdout=subprocess.DEVNULL)
 
 
 class Redis(System):
@@ -211,7 +217,7 @@ class Redis(System):
 
     def version(self):
         out = subprocess.run([self.program(), "--version"], capture_output=True, text=True, check=True,
-                             env={**os.environ, **self.environment()})
+                             env=environment(self.environment()))
         return re.search(r"v=(\S+)", out.stdout).group(1)
 
     def start(self):
