@@ -138,7 +138,7 @@ uint64_t PromptCursor::Next(uint64_t count, std::vector<BlockIdentity>* out) {
   return taken;
 }
 
-std::string_view PromptCursor::NextIdentity() {
+std::string_view PromptCursor::JoinIdentity() {
   std::string_view bytes = TakeBlockBytes();
   if (!media_.empty()) bytes = WithMedia(bytes);
   ++position_;
@@ -146,26 +146,22 @@ std::string_view PromptCursor::NextIdentity() {
 }
 
 std::string_view PromptCursor::TakeBlockBytes() {
-  while (offset_ == slices_[slice_].size()) {
-    ++slice_;
-    offset_ = 0;
-  }
-  if (slices_[slice_].size() - offset_ >= block_bytes_) {
-    const std::string_view bytes = slices_[slice_].substr(offset_, block_bytes_);
-    offset_ += block_bytes_;
+  while (rest_.empty()) rest_ = slices_[next_slice_++];
+  if (rest_.size() >= block_bytes_) {
+    const std::string_view bytes = rest_.substr(0, block_bytes_);
+    rest_.remove_prefix(block_bytes_);
     return bytes;
   }
   std::string& joined = scratch_.emplace_back();
   joined.reserve(block_bytes_);
   while (joined.size() < block_bytes_) {
-    if (offset_ == slices_[slice_].size()) {
-      ++slice_;
-      offset_ = 0;
+    if (rest_.empty()) {
+      rest_ = slices_[next_slice_++];
       continue;
     }
-    const std::string_view piece = slices_[slice_].substr(offset_, block_bytes_ - joined.size());
+    const std::string_view piece = rest_.substr(0, block_bytes_ - joined.size());
     joined.append(piece);
-    offset_ += piece.size();
+    rest_.remove_prefix(piece.size());
   }
   return joined;
 }

@@ -70,12 +70,19 @@ class PromptCursor {
   uint64_t position() const { return position_; }  // blocks handed out so far
   BlockKey root() const { return root_; }
   // The next block's identity, without the cost of its key. REQUIRES: position() < blocks().
-  std::string_view NextIdentity();
+  std::string_view NextIdentity() {
+    if (rest_.size() < block_bytes_ || !media_.empty()) return JoinIdentity();
+    const std::string_view bytes = rest_.substr(0, block_bytes_);
+    rest_.remove_prefix(block_bytes_);
+    ++position_;
+    return bytes;
+  }
   // With keys, for who asks for all blocks from the first in this way: appends the next identities,
   // at most `count`; returns how many. They stay valid while the cursor lives.
   uint64_t Next(uint64_t count, std::vector<BlockIdentity>* out);
 
  private:
+  std::string_view JoinIdentity();  // the general case
   std::string_view TakeBlockBytes();
   std::string_view WithMedia(std::string_view bytes);
 
@@ -87,8 +94,8 @@ class PromptCursor {
   BlockKey root_;
   BlockKey previous_;  // of Next
   uint64_t position_ = 0;
-  size_t slice_ = 0;
-  size_t offset_ = 0;                // within slices_[slice_]
+  size_t next_slice_ = 0;
+  std::string_view rest_;            // of the slice before it
   std::deque<std::string> scratch_;  // blocks that straddle slices or carry media
 };
 

@@ -7,13 +7,6 @@
 #include "common/check.h"
 
 namespace kvtier {
-namespace {
-
-// How far ahead of a walk entries are fetched from memory: blocks stored in one go lie side by
-// side.
-constexpr EntryId kAhead = 16;
-
-}  // namespace
 
 std::string_view TierName(TierKind tier) {
   static constexpr std::string_view kNames[kTiers] = {"gpu", "ram", "ssd"};
@@ -30,31 +23,14 @@ BlockIndex::BlockIndex()
 BlockIndex::~BlockIndex() {
   for (EntryId id = 0; id < next_fresh_; ++id) {
     Entry& e = entry(id);
-    if (e.part_count == 0) continue;
-    delete[] e.identity;
+    if (!live(id)) continue;
+    identities_.Free(e.identity, e.identity_bytes);
     if (e.part_count > 1) delete[] e.many;
   }
 }
 
-bool BlockIndex::Matches(const Entry& e, const BlockKey& parent, std::string_view identity,
-                         SpaceId space) const {
-  return e.space == space && e.parent == parent && e.identity_bytes == identity.size() &&
-         std::memcmp(e.identity, identity.data(), identity.size()) == 0;
-}
-
-EntryId BlockIndex::FindChild(EntryId previous, const BlockKey& parent, std::string_view identity,
+EntryId BlockIndex::FindByKey(const BlockKey& parent, std::string_view identity,
                               SpaceId space) const {
-  if (previous != kNoEntry) {
-    const EntryId guess = entry(previous).child;
-    if (guess < next_fresh_) {
-      if (guess + kAhead < next_fresh_) {
-        PrefetchEntry(guess + kAhead);
-        __builtin_prefetch(entry(guess + kAhead / 2).identity);
-      }
-      const Entry& e = entry(guess);
-      if (live(guess) && !e.detached && Matches(e, parent, identity, space)) return guess;
-    }
-  }
   const EntryId id = FindKey(ChildKey(parent, identity));
   return id != kNoEntry && Matches(entry(id), parent, identity, space) ? id : kNoEntry;
 }
@@ -79,17 +55,15 @@ EntryId BlockIndex::TakeId() {
 
 EntryId BlockIndex::Insert(const BlockIdentity& block, SpaceId space, uint32_t model,
                            uint32_t depth, uint16_t part_count, EntryId previous) {
-  KVTIER_CHECK(part_count > 0);
+  KVTIER_CHECK(part_count > 0 && block.bytes.size() <= kMostIdentityBytes);
   const EntryId id = TakeId();
   const bool inserted = ids_.emplace(block.key, id).second;
   KVTIER_CHECK(inserted);
   Entry* e =
       new (&entry(id)) Entry();  // entries are trivially abandoned: this resets a recycled one
-  char* identity = new char[block.bytes.size()];
-  std::memcpy(identity, block.bytes.data(), block.bytes.size());
   e->key = block.key;
   e->parent = block.parent;
-  e->identity = identity;
+  e->identity = identities_.Copy(block.bytes);
   e->identity_bytes = static_cast<uint32_t>(block.bytes.size());
   e->space = space;
   e->model = model;
@@ -107,16 +81,16 @@ EntryId BlockIndex::Insert(const BlockIdentity& block, SpaceId space, uint32_t m
 
 void BlockIndex::Remove(EntryId id) {
   Entry& e = entry(id);
-  KVTIER_CHECK(e.part_count > 0 && e.parts_present == 0 && !e.in_use());
+  KVTIER_CHECK(live(id) && e.parts_present == 0 && !e.in_use());
   for (TierKind tier : kMemoryTiers) KVTIER_CHECK(!e.listed(tier));
   if (!e.detached) ids_.erase(e.key);
   identity_bytes_ -= e.identity_bytes;
-  delete[] e.identity;
+  identities_.Free(e.identity, e.identity_bytes);
+  e.identity = nullptr;
   if (e.part_count > 1) {
     delete[] e.many;
     part_array_bytes_ -= e.part_count * sizeof(PartState);
   }
-  e.part_count = 0;
   e.child = free_;
   free_ = id;
   --size_;
@@ -156,6 +130,16 @@ bool BlockIndex::AnyIn(EntryId id, TierKind tier) const {
   return false;
 }
 
+TierKind BlockIndex::BestTier(EntryId id) const {
+  int slowest = 0;
+  for (const PartState& part : parts(id)) {
+    int best = 0;
+    while (best < kTiers - 1 && part.at[best] == kNoLocation) ++best;
+    slowest = std::max(slowest, best);
+  }
+  return static_cast<TierKind>(slowest);
+}
+
 void BlockIndex::SetLocation(EntryId id, uint16_t part, TierKind tier, Location location) {
   Entry& e = entry(id);
   PartState& state = parts(id)[part];
@@ -165,6 +149,8 @@ void BlockIndex::SetLocation(EntryId id, uint16_t part, TierKind tier, Location 
   const bool was_present = state.present();
   state.at[t] = location;
   e.parts_present += static_cast<int>(state.present()) - static_cast<int>(was_present);
+  e.whole = e.parts_present == e.part_count;
+  e.best = BestTier(id);
   complete_ += static_cast<int>(e.complete()) - static_cast<int>(was_complete);
   complete_in_[t] += static_cast<int>(CompleteIn(id, tier)) - static_cast<int>(was_complete_in);
 }
@@ -181,7 +167,8 @@ void BlockIndex::Use(EntryId id, EntryId parent, TierKind tier) {
 
 uint64_t BlockIndex::memory_bytes() const {
   const uint64_t map_bytes = ids_.capacity() * (sizeof(std::pair<BlockKey, EntryId>) + 1);
-  return chunks_.size() * kChunk * sizeof(Entry) + map_bytes + part_array_bytes_ + identity_bytes_;
+  return chunks_.size() * kChunk * sizeof(Entry) + map_bytes + part_array_bytes_ +
+         identities_.memory_bytes();
 }
 
 void BlockIndex::CheckInvariants() const {
@@ -190,7 +177,7 @@ void BlockIndex::CheckInvariants() const {
   std::array<uint64_t, kOrders> listed{};
   for (EntryId id = 0; id < next_fresh_; ++id) {
     const Entry& e = entry(id);
-    if (e.part_count == 0) continue;
+    if (!live(id)) continue;
     ++live_entries;
     if (e.detached) {
       KVTIER_CHECK(e.in_use());
@@ -200,7 +187,8 @@ void BlockIndex::CheckInvariants() const {
     }
     uint16_t present = 0;
     for (const PartState& part : parts(id)) present += part.present();
-    KVTIER_CHECK(present == e.parts_present);
+    KVTIER_CHECK(present == e.parts_present && e.whole == (present == e.part_count));
+    KVTIER_CHECK(e.best == BestTier(id));
     complete += e.complete();
     for (TierKind tier : kAllTiers) {
       const int t = static_cast<int>(tier);

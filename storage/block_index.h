@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "common/block_key.h"
 #include "common/prompt.h"
 #include "storage/eviction_order.h"
+#include "storage/identity_pool.h"
 #include "storage/tier.h"
 
 namespace kvtier {
@@ -34,41 +36,46 @@ struct PartState {
   bool present() const;  // in some tier
 };
 
-// One block, in two cache lines: a walk reads both. Parts are reached through BlockIndex::parts.
+// One block, in two cache lines. Lookup's walk reads the first alone, and the identity.
 struct alignas(64) Entry {
   BlockKey key;
-  BlockKey parent;  // the root for block 0
-  const char* identity = nullptr;
-  uint32_t identity_bytes = 0;
+  BlockKey parent;                 // the root for block 0
+  const char* identity = nullptr;  // null: the entry is free
+  uint32_t identity_bytes : 24 = 0;
+  bool hit : 1 = false;       // Lookup has found it
+  bool ssd_hit : 1 = false;   // used since it was written to SSD
+  bool detached : 1 = false;  // reset while in use: not in the map, gone when its last user is
+  bool whole : 1 = false;     // all parts are there: the block is visible
+  TierKind best : 2 = TierKind::kGpu;  // where it can be read from, when whole
   SpaceId space = 0;
+  // The child that was inserted last: a guess that saves a walk the hash map. May be another block
+  // by now; who follows it compares.
+  EntryId child = kNoEntry;
+  std::array<OrderLinks, kOrders> order;  // RAM's, which walks look at, and GPU's
+
   uint32_t model = 0;  // the manager's number for it
   uint32_t depth = 0;  // index from the prompt's first block
   uint32_t pins = 0;
   uint16_t part_count = 0;
-  uint16_t parts_present = 0;  // all: the block is complete, and visible
+  uint16_t parts_present = 0;
   // A payload copy is under way: may not leave, and no second copy may start.
   bool moving : 1 = false;
   // A promotion into RAM is under way; who wants the block there waits for it.
   bool filling : 1 = false;
-  bool writing : 1 = false;   // in the batch that is being written to SSD
-  bool hit : 1 = false;       // Lookup has found it
-  bool ssd_hit : 1 = false;   // used since it was written to SSD
-  bool detached : 1 = false;  // reset while in use: not in the map, gone when its last user is
-  uint8_t carried = 0;        // PartIdentity::carried
-  // The child that was inserted last: a guess that saves a walk the hash map. May be another block
-  // by now; who follows it compares.
-  EntryId child = kNoEntry;
-  std::array<OrderLinks, kOrders> order;  // of GPU and RAM
+  bool writing : 1 = false;  // in the batch that is being written to SSD
+  uint8_t carried = 0;       // PartIdentity::carried
   union {
     PartState one;    // part_count == 1
     PartState* many;  // otherwise
   };
   Entry() : one() {}
   ~Entry() {}
-  bool listed(TierKind tier) const { return order[static_cast<int>(tier)].listed; }
-  bool complete() const { return parts_present == part_count; }
+  static constexpr int OrderOf(TierKind tier) { return tier == TierKind::kRam ? 0 : 1; }
+  bool listed(TierKind tier) const { return order[OrderOf(tier)].listed; }
+  bool complete() const { return whole; }
   bool in_use() const { return pins > 0 || moving || filling || writing; }
 };
+inline constexpr size_t kMostIdentityBytes = (size_t{1} << 24) - 1;
 
 static_assert(sizeof(Entry) == 128);
 
@@ -120,7 +127,7 @@ class BlockIndex {
 
   uint64_t size() const { return size_; }      // entries, detached ones included
   EntryId end() const { return next_fresh_; }  // every id is below; some are free
-  bool live(EntryId id) const { return entry(id).part_count > 0; }
+  bool live(EntryId id) const { return entry(id).identity != nullptr; }
   uint64_t complete_blocks() const { return complete_; }
   uint64_t complete_in(TierKind tier) const { return complete_in_[static_cast<int>(tier)]; }
   // Memory held, identities included / identities alone.
@@ -137,23 +144,29 @@ class BlockIndex {
   // The links that entries hold, of one tier.
   struct EntryLinks {
     const Chunks* chunks;
-    int tier;
+    int order;
     OrderLinks& operator()(EntryId id) const {
-      return (*chunks)[id >> kChunkBits][id & (kChunk - 1)].order[tier];
+      return (*chunks)[id >> kChunkBits][id & (kChunk - 1)].order[order];
     }
   };
   using Order = EvictionOrder<EntryLinks>;
 
-  Order& order(TierKind tier) { return orders_[static_cast<int>(tier)]; }
-  const Order& order(TierKind tier) const { return orders_[static_cast<int>(tier)]; }
-  bool Matches(const Entry& entry, const BlockKey& parent, std::string_view identity,
-               SpaceId space) const;
-  EntryId TakeId();
-  void PrefetchEntry(EntryId id) const {
-    __builtin_prefetch(&entry(id));
-    __builtin_prefetch(reinterpret_cast<const char*>(&entry(id)) + 64);
-  }
+  Order& order(TierKind tier) { return orders_[Entry::OrderOf(tier)]; }
+  const Order& order(TierKind tier) const { return orders_[Entry::OrderOf(tier)]; }
 
+  // How far ahead of a walk entries are fetched from memory: blocks stored in one go lie side by
+  // side.
+  static constexpr EntryId kAhead = 16;
+
+  static bool SameBytes(const char* a, const char* b, size_t bytes);
+  static bool Matches(const Entry& entry, const BlockKey& parent, std::string_view identity,
+                      SpaceId space);
+  EntryId FindByKey(const BlockKey& parent, std::string_view identity, SpaceId space) const;
+  EntryId TakeId();
+  // The slowest of the parts' best tiers.
+  TierKind BestTier(EntryId id) const;
+
+  IdentityPool identities_;
   absl::flat_hash_map<BlockKey, EntryId> ids_;
   Chunks chunks_;
   EntryId free_ = kNoEntry;  // chained through Entry::child
@@ -165,5 +178,39 @@ class BlockIndex {
   uint64_t part_array_bytes_ = 0;
   std::array<Order, kOrders> orders_;
 };
+
+// In line from here to the end: a Lookup does this for each of its blocks.
+
+// 64 bytes are a block of 16 tokens, by far the most common.
+inline bool BlockIndex::SameBytes(const char* a, const char* b, size_t bytes) {
+  if (bytes != 64) return std::memcmp(a, b, bytes) == 0;
+  uint64_t differ = 0;
+  for (size_t at = 0; at < 64; at += sizeof(uint64_t)) {
+    uint64_t left, right;
+    std::memcpy(&left, a + at, sizeof(left));
+    std::memcpy(&right, b + at, sizeof(right));
+    differ |= left ^ right;
+  }
+  return differ == 0;
+}
+
+inline bool BlockIndex::Matches(const Entry& e, const BlockKey& parent, std::string_view identity,
+                                SpaceId space) {
+  return e.space == space && e.parent == parent && e.identity_bytes == identity.size() &&
+         SameBytes(e.identity, identity.data(), identity.size());
+}
+
+inline EntryId BlockIndex::FindChild(EntryId previous, const BlockKey& parent,
+                                     std::string_view identity, SpaceId space) const {
+  if (previous != kNoEntry) {
+    const EntryId guess = entry(previous).child;
+    if (guess < next_fresh_) {
+      if (guess + kAhead < next_fresh_) __builtin_prefetch(&entry(guess + kAhead));
+      const Entry& e = entry(guess);
+      if (live(guess) && !e.detached && Matches(e, parent, identity, space)) return guess;
+    }
+  }
+  return FindByKey(parent, identity, space);
+}
 
 }  // namespace kvtier

@@ -31,6 +31,24 @@ uint64_t RandomSeed() {
   return uint64_t{device()} << 32 | device();
 }
 
+// The next block of a walk, when it goes on with whole blocks, into the answer.
+bool TakeWhole(Entry* entry, uint64_t depth, LookupResult* result) {
+  if (!entry->complete() || result->blocks != depth) return false;
+  if (!entry->hit) entry->hit = true;
+  ++result->blocks;
+  if (result->runs.empty() || result->runs.back().first != entry->best) {
+    result->runs.emplace_back(TierKind{entry->best}, 0u);
+  }
+  ++result->runs.back().second;
+  return true;
+}
+
+// Whether its last use left the block in RAM next to its parent, or the newest of all.
+bool IsBeside(const Entry& entry, EntryId parent) {
+  const OrderLinks& links = entry.order[Entry::OrderOf(TierKind::kRam)];
+  return !links.listed || links.newer == parent;
+}
+
 }  // namespace
 
 PinSet::~PinSet() { manager_->Unpin(blocks_); }
@@ -193,37 +211,14 @@ bool TierManager::GroupPresentLocked(EntryId block, uint32_t group) const {
   return true;
 }
 
-// The slowest of the parts' best tiers: where the block as a whole can be read from.
-TierKind TierManager::BestTierLocked(EntryId block) const {
-  int slowest = 0;
-  for (const PartState& part : index_.parts(block)) {
-    int best = 0;
-    while (best < kTiers - 1 && part.at[best] == kNoLocation) ++best;
-    slowest = std::max(slowest, best);
-  }
-  return static_cast<TierKind>(slowest);
-}
-
-// Takes the next block of a walk into the answer. False when no layer group goes on with it: then
-// the walk ends before it.
-bool TierManager::TakeHitLocked(EntryId block, LookupResult* result) {
-  Entry& entry = index_.entry(block);
-  if (entry.complete() && result->blocks == entry.depth) {
-    const TierKind best = BestTierLocked(block);
-    // A line that is not written stays in every core's cache.
-    if (!entry.hit) entry.hit = true;
-    ++result->blocks;
-    if (result->runs.empty() || result->runs.back().first != best) {
-      result->runs.emplace_back(best, 0);
-    }
-    ++result->runs.back().second;
-    return true;
-  }
+// Takes the next block of a walk into the answer, when it is not whole: it may be in some layer
+// groups. False when no group goes on with it: then the walk ends before it.
+bool TierManager::TakeGroupsLocked(EntryId block, uint64_t depth, LookupResult* result) const {
   bool goes_on = false;
   for (uint32_t group = 0; group < result->group_blocks.size(); ++group) {
     uint32_t& leading = result->group_blocks[group];
     leading = std::max(leading, result->blocks);
-    if (leading < entry.depth || !GroupPresentLocked(block, group)) continue;
+    if (leading < depth || !GroupPresentLocked(block, group)) continue;
     ++leading;
     goes_on = true;
   }
@@ -264,18 +259,22 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
     while (prompt.cursor.position() < stop) {
       const EntryId block = index_.FindChild(previous, key, prompt.cursor.NextIdentity(), space);
       if (block == kNoEntry) return absl::OkStatus();
-      if (result != nullptr && !TakeHitLocked(block, result)) {
+      Entry& entry = index_.entry(block);
+      const uint64_t depth = prompt.cursor.position() - 1;
+      if (result != nullptr && !TakeWhole(&entry, depth, result) &&
+          !TakeGroupsLocked(block, depth, result)) {
         return absl::OkStatus();
       }
       if (pin) {
         AddPinLocked(block);
         walk->path.push_back(block);
-      } else {
+      } else if (gpu_ != nullptr || !IsBeside(entry, previous)) {
         TouchLocked(block, previous);
       }
-      if (!index_.entry(block).ssd_hit) index_.entry(block).ssd_hit = true;
+      // A line that is not written stays in every core's cache.
+      if (!entry.ssd_hit) entry.ssd_hit = true;
       previous = block;
-      key = index_.entry(block).key;
+      key = entry.key;
     }
   } while (prompt.cursor.position() < limit);
   return absl::OkStatus();

@@ -310,8 +310,8 @@ class TierManager {
   SpaceId TakeSpaceLocked(uint32_t model, const std::string& canonical) KVTIER_REQUIRES(mutex_);
   void DropSpaceRefLocked(SpaceId space) KVTIER_REQUIRES(mutex_);
   bool GroupPresentLocked(EntryId block, uint32_t group) const KVTIER_REQUIRES(mutex_);
-  TierKind BestTierLocked(EntryId block) const KVTIER_REQUIRES(mutex_);
-  bool TakeHitLocked(EntryId block, LookupResult* result) KVTIER_REQUIRES(mutex_);
+  bool TakeGroupsLocked(EntryId block, uint64_t depth, LookupResult* result) const
+      KVTIER_REQUIRES(mutex_);
   void CountLookup(uint64_t blocks, const LookupResult& result) KVTIER_EXCLUDES(mutex_);
   absl::Status WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, LookupResult* result,
                           Walk* walk) KVTIER_EXCLUDES(mutex_);
