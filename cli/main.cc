@@ -1,6 +1,7 @@
 // kvtier: one tool for operators and planners. Wiring only.
 #include "bench/ceilings.h"
 #include "cli/commands.h"
+#include "common/absl_locks.h"
 
 int main(int argc, char** argv) {
   CLI::App app(
@@ -13,6 +14,7 @@ int main(int argc, char** argv) {
   app.footer("'kvtier COMMAND --help' explains a command and gives an example.");
 
   kvtier::bench::KeepFreedMemory();
+  kvtier::SkipAbslLockChecks();
   kvtier::cli::Invocation invocation;
   kvtier::cli::AddStatusCommand(app, &invocation);
   kvtier::cli::AddModelsCommand(app, &invocation);

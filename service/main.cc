@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/absl_locks.h"
 #include "common/log.h"
 #include "service/config.h"
 #include "service/grpc_server.h"
@@ -72,6 +73,7 @@ void LogConfiguration(const CommandLine& line) {
 int Serve(const CommandLine& line, const sigset_t& stop_signals) {
   SetLogLevel(line.config.log_level);
   KeepFreedMemory();
+  SkipAbslLockChecks();
   RaiseDescriptorLimit();
   RouteGrpcLog();
   LogConfiguration(line);

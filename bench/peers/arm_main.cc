@@ -2,8 +2,8 @@
 //
 //   kvtier_peer_arm SYSTEM ADDRESS CLIENT
 //
-// SYSTEM is kvtier, redis, redis-each, redis-xxh3 or raw. CLIENT is this client's number, from 0.
-// Each line on stdin is a command, each line on stdout the JSON document that answers it:
+// SYSTEM is kvtier, redis, redis-each, redis-xxh3, grpc or raw. CLIENT is this client's number,
+// from 0. Each line on stdin is a command, each line on stdout the JSON document that answers it:
 //
 //   prepare BLOCK_BYTES BATCH     {"model": what the server calls this size, or ""}
 //   put SERIAL BATCHES            {"start", "end"}: seconds of the monotonic clock
@@ -29,6 +29,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/ceilings.h"
 #include "bench/peers/block_arm.h"
+#include "common/absl_locks.h"
 
 namespace kvtier::bench {
 namespace {
@@ -168,11 +169,11 @@ class Measurer {
     if (words.fail() || (shape != "hit" && shape != "miss" && shape != "partial")) {
       return absl::InvalidArgumentError("lookup: needs hit, miss or partial, BLOCKS and CALLS");
     }
-    const uint32_t expected = shape == "miss" ? 0 : shape == "hit" ? blocks : blocks / 2;
-    KVTIER_RETURN_IF_ERROR(arm_->PrepareLookup(shape == "miss"  ? Shape::kMiss
-                                               : shape == "hit" ? Shape::kHit
-                                                                : Shape::kPartial,
-                                               blocks));
+    const Shape what = shape == "miss"  ? Shape::kMiss
+                       : shape == "hit" ? Shape::kHit
+                                        : Shape::kPartial;
+    const uint32_t expected = FoundOf(what, blocks);
+    KVTIER_RETURN_IF_ERROR(arm_->PrepareLookup(what, blocks));
     std::vector<double> us;
     const double start = Now();
     for (int call = 0; call < calls; ++call) {
@@ -202,9 +203,10 @@ absl::StatusOr<std::unique_ptr<BlockArm>> MakeArm(const std::string& system,
   if (system == "redis") return MakeRedisArm(address, RedisMode::kPlain);
   if (system == "redis-each") return MakeRedisArm(address, RedisMode::kEach);
   if (system == "redis-xxh3") return MakeRedisArm(address, RedisMode::kXxh3);
+  if (system == "grpc") return MakeGrpcArm(address);
   if (system == "raw") return MakeRawArm(address);
-  return absl::InvalidArgumentError(
-      absl::StrCat("SYSTEM: '", system, "' is not kvtier, redis, redis-each, redis-xxh3 or raw"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "SYSTEM: '", system, "' is not kvtier, redis, redis-each, redis-xxh3, grpc or raw"));
 }
 
 void Answer(const Json& document) { std::cout << document.dump() << std::endl; }
@@ -224,6 +226,7 @@ absl::Status Run(const std::string& system, const std::string& address, uint32_t
 }
 
 int Main(std::vector<std::string> arguments) {
+  SkipAbslLockChecks();
   absl::Status status = absl::InvalidArgumentError("usage: kvtier_peer_arm SYSTEM ADDRESS CLIENT");
   uint32_t client = 0;
   if (arguments.size() == 3 && arguments[1] == "serve-raw") {

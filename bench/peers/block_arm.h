@@ -28,6 +28,10 @@ using Buffers = std::span<const std::span<std::byte>>;
 
 // Of the blocks asked for, in prompt order: all are there, none, or the first half.
 enum class Shape { kHit, kMiss, kPartial };
+inline uint32_t FoundOf(Shape shape, uint32_t blocks) {
+  if (shape == Shape::kMiss) return 0;
+  return shape == Shape::kHit ? blocks : blocks / 2;
+}
 
 class BlockArm {
  public:
@@ -59,6 +63,9 @@ absl::StatusOr<std::unique_ptr<BlockArm>> MakeKvtierArm(const std::string& addre
 // all keys, whose answer is a count; with kEach one EXISTS for each, sent together.
 enum class RedisMode { kPlain, kEach, kXxh3 };
 absl::StatusOr<std::unique_ptr<BlockArm>> MakeRedisArm(const std::string& address, RedisMode mode);
+// No system, but gRPC: a unary call with the payload in it, or whole MiB through a stream, from
+// `kvtier bench-ceiling-server`. What a service over gRPC cannot exceed.
+absl::StatusOr<std::unique_ptr<BlockArm>> MakeGrpcArm(const std::string& address);
 // No system at all: the same bytes each way over the same kind of socket. The ceiling.
 absl::StatusOr<std::unique_ptr<BlockArm>> MakeRawArm(const std::string& address);
 

@@ -87,7 +87,7 @@ def lookups(sizes, calls):
 
 
 def full_plan():
-    alone = [Transfer(size, batch, 1, 128 * MIB if size == 64 * KIB else 256 * MIB)
+    alone = [Transfer(size, batch, 1, 64 * MIB if size == 64 * KIB else 256 * MIB)
              for size in (64 * KIB, 512 * KIB, 2 * MIB) for batch in (1, 64)]
     four = [Transfer(512 * KIB, 64, 4, 64 * MIB), Transfer(2 * MIB, 1, 4, 64 * MIB)]
     return Plan(alone + four, lookups((1, 16, 64, 512, CHAIN_BLOCKS), 200), 2 * GIB)
@@ -116,9 +116,9 @@ class Run:
         self.serial = secrets.randbelow(1 << 20)
 
     def start(self):
-        for kind in systems.SYSTEMS:
+        for kind in systems.REFERENCES + systems.COMPARED:
             system = kind(self.where)
-            if self.only and system.name not in self.only and system.name != "raw":
+            if self.only and kind in systems.COMPARED and system.name not in self.only:
                 continue
             if reason := system.missing():
                 self.not_run.append({"system": system.name, "reason": reason})
@@ -217,7 +217,7 @@ def parse():
     if not 1 <= options.rounds <= 100:
         parser.error(f"--rounds: {options.rounds} is not from 1 to 100")
     options.only = options.only.split(",") if options.only else []
-    known = [kind.name for kind in systems.SYSTEMS if kind.name != "raw"]
+    known = [kind.name for kind in systems.COMPARED]
     for name in options.only:
         if name not in known:
             parser.error(f"--only: '{name}' is not one of {', '.join(known)}")

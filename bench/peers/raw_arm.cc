@@ -61,7 +61,7 @@ class RawArm final : public BlockArm {
 
   absl::Status PrepareLookup(Shape shape, uint32_t blocks) override {
     request_.assign(blocks * kLookupBytesPerBlock, std::byte{1});
-    found_ = shape == Shape::kMiss ? 0 : shape == Shape::kHit ? blocks : blocks / 2;
+    found_ = FoundOf(shape, blocks);
     return absl::OkStatus();
   }
   absl::StatusOr<uint32_t> Lookup() override {

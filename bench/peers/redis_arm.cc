@@ -85,7 +85,7 @@ class RedisArm final : public BlockArm {
 
   absl::Status PrepareLookup(Shape shape, uint32_t blocks) override {
     const bool each = mode_ == RedisMode::kEach;
-    found_ = shape == Shape::kMiss ? 0 : shape == Shape::kHit ? blocks : blocks / 2;
+    found_ = FoundOf(shape, blocks);
     request_ = each ? "" : Command(blocks + 1, "EXISTS");
     answer_ = each ? "" : absl::StrCat(":", found_, kEnd);
     for (uint32_t i = 0; i < blocks; ++i) {

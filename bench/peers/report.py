@@ -2,6 +2,7 @@
 import statistics
 
 RATES = ("put", "get")
+REFERENCES = ("raw", "grpc")
 
 
 def is_rate(operation):
@@ -73,7 +74,7 @@ def ratio(results, key, transport=None):
     Rounds are compared one by one, so that a slow phase of the machine weighs on both.
     """
     names = [name for name, (arm, _) in results.samples[key].items()
-             if arm.system.name != "raw" and transport in (None, arm.transport)]
+             if arm.system.name not in REFERENCES and transport in (None, arm.transport)]
     ours = best(results, key, [name for name in names if name.startswith("kvtier")])
     theirs = best(results, key, [name for name in names if not name.startswith("kvtier")])
     if ours is None or theirs is None:
@@ -166,7 +167,9 @@ def text(results, order, doc):
         names = [name for name in order if any(name in results.samples[key] for key in part)]
         if names:
             out.append(f"{title}\n{table(results, part, names).rstrip()}")
-    out.append(f"memcpy: {doc['memcpy_gbps']:.1f} GB/s")
+    others = statistics.median(r["other_cores"] for r in doc["rows"])
+    out.append(f"memcpy: {doc['memcpy_gbps']:.1f} GB/s. Others on this machine kept {others:.2f} of {doc['cores']} "
+               "cores busy meanwhile (median).")
     seen = {r["system"]: (r["version"], r["verified"]) for r in doc["rows"]}
     out.append("\n".join(f"{name}: {seen[name][0] or 'no version'}; verifies {seen[name][1]}"
                          for name in order if name in seen))

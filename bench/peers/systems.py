@@ -175,6 +175,18 @@ class Raw(System):
             self.arms.append(Arm(f"raw_{transport}", self, transport, self.where.client("raw", address), "nothing"))
 
 
+class BareGrpc(System):
+    """gRPC with nothing behind it: how much of a figure is gRPC's own."""
+
+    name = "grpc"
+
+    def start(self):
+        address = f"unix:{self.where.folder}/grpc.sock"
+        process = self.run([self.where.bin / "kvtier", "bench-ceiling-server", "--address", address])
+        wait_for(lambda: answers(address), process, "the bare gRPC server")
+        self.arms.append(Arm("grpc_unix", self, "unix", self.where.client("grpc", address), "nothing"))
+
+
 class Kvtier(System):
     name = "kvtier"
     VERIFIED = "tokens, XXH3-64 end to end"
@@ -310,4 +322,5 @@ class Lmcache(PythonPeer):
             left_behind.unlink()
 
 
-SYSTEMS = [Raw, Kvtier, Redis, Mooncake, Lmcache]
+REFERENCES = [Raw, BareGrpc]  # nobody's peers: what figures are held against
+COMPARED = [Kvtier, Redis, Mooncake, Lmcache]
