@@ -12,6 +12,8 @@ namespace {
 struct SimulateFlags {
   SimulateOptions simulate;
   std::vector<std::string> capacities;
+  std::vector<std::string> tiers;
+  std::vector<std::string> ssd_capacities;
   std::string block_bytes;
   std::string convention = "both";
 };
@@ -21,6 +23,14 @@ absl::StatusOr<SimulateOptions> ToOptions(const SimulateFlags& flags) {
   for (const std::string& text : flags.capacities) {
     KVTIER_ASSIGN_OR_RETURN(const CapacitySpec capacity, ParseCapacity(text));
     options.capacities.push_back(capacity);
+  }
+  for (const std::string& text : flags.ssd_capacities) {
+    KVTIER_ASSIGN_OR_RETURN(const CapacitySpec capacity, ParseCapacity(text));
+    options.ssd_capacities.push_back(capacity);
+  }
+  for (const std::string& text : flags.tiers) {
+    KVTIER_ASSIGN_OR_RETURN(const TierMode mode, ParseTierMode(text));
+    options.tiers.push_back(mode);
   }
   if (!flags.block_bytes.empty()) {
     KVTIER_ASSIGN_OR_RETURN(options.block_bytes, ParseBytes(flags.block_bytes));
@@ -37,6 +47,25 @@ absl::Status RunSimulate(const SimulateFlags& flags, Output& output) {
       Simulate(options, [&output](std::string_view line) { output.Progress(line); }));
   output.Print(SimulationJson(options, report), SimulationText(options, report));
   return absl::OkStatus();
+}
+
+void AddTierFlags(CLI::App* command, SimulateFlags* flags) {
+  auto* tiers = command->add_option(
+      "--tiers", flags->tiers,
+      "RAM (--capacity) over SSD, separated by commas: log, as kvtierd does it and by its own "
+      "code; "
+      "or block by block, exclusive (a block is in one tier), inclusive (what is stored is written "
+      "to SSD at once), lazy (written when RAM drops it, kept when RAM has it again)");
+  tiers->delimiter(',');
+  auto* ssd = command->add_option("--ssd-capacity", flags->ssd_capacities,
+                                  "SSD sizes, as --capacity; each is combined with each of those");
+  ssd->delimiter(',')->needs(tiers);
+  tiers->needs(ssd);
+  command
+      ->add_option("--segment-blocks", flags->simulate.segment_blocks,
+                   "Of --tiers log: blocks per file on SSD (0: as kvtierd, a 64th of the SSD)")
+      ->capture_default_str()
+      ->needs(tiers);
 }
 
 }  // namespace
@@ -63,6 +92,7 @@ void AddSimulateCommand(CLI::App& parent, Invocation* invocation) {
                    "distinct blocks (5%), or bytes (64MiB, with --block-bytes)")
       ->delimiter(',')
       ->required();
+  AddTierFlags(command, flags.get());
   command->add_option("--block-bytes", flags->block_bytes, "Payload of one block");
   command
       ->add_option("--convention", flags->convention,

@@ -17,7 +17,6 @@ namespace kvtier {
 namespace {
 
 constexpr uint64_t kMinSegmentBytes = uint64_t{1} << 20;
-constexpr uint64_t kSegmentsOfCapacity = 64;
 constexpr Duration kFirstBackoff = std::chrono::milliseconds(250);
 constexpr Duration kLastBackoff = std::chrono::seconds(5);
 

@@ -17,8 +17,6 @@ namespace {
 // batches' worth of the least recent: so that room is there before it is asked for.
 constexpr uint64_t kUnitShare = 16;
 constexpr uint64_t kUnitsAhead = 2;
-// What a record takes besides the payload, about: its header and its place in the list of records,
-// each with the identity. BytesFor says it exactly.
 constexpr uint64_t kRecordOverhead = 512;
 // How long somebody who needs room waits for the writer to get on. After that blocks leave RAM
 // unwritten until it does.
@@ -35,10 +33,6 @@ constexpr uint64_t kCarryShare = 4;  // but no more than this part of the tier
 constexpr Duration kTrimPause = std::chrono::seconds(2);
 constexpr SlotPool::OwnerTag kUnknownOwner = UINT64_MAX;  // a block of a model not known here
 
-uint64_t RecordBytes(uint64_t payload, std::string_view identity) {
-  return payload + 2 * identity.size() + kRecordOverhead;
-}
-
 WriteOp ToWriteOp(const PartIdentity& id, std::span<const std::byte> from, uint64_t checksum) {
   WriteOp op;
   op.id = id;
@@ -48,6 +42,10 @@ WriteOp ToWriteOp(const PartIdentity& id, std::span<const std::byte> from, uint6
 }
 
 }  // namespace
+
+uint64_t TierManager::RecordBytes(uint64_t payload, uint64_t identity) {
+  return payload + 2 * identity + kRecordOverhead;
+}
 
 // --- Who wants something written
 
@@ -202,7 +200,8 @@ void TierManager::AddLocked(EntryId block, WriteBatch* batch) {
     if (parts[part].at[static_cast<int>(TierKind::kRam)] == kNoLocation) continue;
     if (parts[part].at[static_cast<int>(TierKind::kSsd)] != kNoLocation) continue;
     batch->fresh.push_back(MoveLocked(block, part, TierKind::kRam));
-    batch->fresh_bytes += RecordBytes(batch->fresh.back().bytes, batch->fresh.back().id.identity);
+    batch->fresh_bytes +=
+        RecordBytes(batch->fresh.back().bytes, batch->fresh.back().id.identity.size());
     added = true;
   }
   if (!added) return;
@@ -328,7 +327,7 @@ absl::Status TierManager::WriteSegment(WriteBatch* batch) {
     size_t taken = 0;
     for (; taken < from->size(); ++taken) {
       const Move& move = (*from)[taken];
-      bytes += RecordBytes(move.bytes, move.id.identity);
+      bytes += RecordBytes(move.bytes, move.id.identity.size());
       if (bytes > ssd_->segment_bytes() && !moves.empty()) break;
       moves.push_back(move);
     }

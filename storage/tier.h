@@ -97,6 +97,9 @@ class Tier {
 // A segment's space comes back when all its parts were erased. Outlives the process.
 class LogTier : public Tier {
  public:
+  // A full log has about as many segments; segments have bounds of their own, too.
+  static constexpr uint64_t kSegmentsOfCapacity = 64;
+
   // What was there at the start, segment by segment, oldest first. Once, before anything else.
   virtual void Recover(const std::function<void(std::span<const StoredPart>)>& segment) = 0;
 

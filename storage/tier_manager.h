@@ -220,6 +220,10 @@ class TierManager {
   // SSD lacks, most recent first, until `deadline`. Returns how many blocks are left. Blocks.
   uint64_t WriteDownAll(TimePoint deadline);
 
+  // What a part counts for when a segment is filled, about: with its header and its place in the
+  // list of records, each with the identity. LogTier::BytesFor says it exactly.
+  static uint64_t RecordBytes(uint64_t payload, uint64_t identity);
+
   bool has_ssd() const { return ssd_ != nullptr; }
   ManagerStats stats() const;
 

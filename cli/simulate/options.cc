@@ -19,6 +19,25 @@ absl::Status BadCapacity(const std::string& text) {
       "above 0% (5%), or bytes (64MiB)"));
 }
 
+absl::Status CheckTiers(const SimulateOptions& options) {
+  if (options.tiers.empty() != options.ssd_capacities.empty()) {
+    return absl::InvalidArgumentError(
+        options.tiers.empty() ? "ssd-capacity is given, tiers is not: they need each other"
+                              : "tiers is given, ssd-capacity is not: they need each other");
+  }
+  if (!options.tiers.empty() && options.policies != std::vector<std::string>{"lru"}) {
+    return absl::InvalidArgumentError(absl::StrCat("policy is '",
+                                                   absl::StrJoin(options.policies, ","),
+                                                   "', with tiers only lru is simulated"));
+  }
+  const auto log = std::find(options.tiers.begin(), options.tiers.end(), TierMode::kLog);
+  if (options.segment_blocks > 0 && log == options.tiers.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("segment-blocks is ", options.segment_blocks,
+                                                   ", which is for tiers log only"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<CapacitySpec> ParseCapacity(const std::string& text) {
@@ -46,6 +65,7 @@ absl::Status CheckOptions(const SimulateOptions& options) {
   if (options.reader.block_tokens == 0) {
     return absl::InvalidArgumentError("block-tokens is 0, the least is 1");
   }
+  KVTIER_RETURN_IF_ERROR(CheckTiers(options));
   const std::vector<std::string>& known = PolicyNames();
   for (const std::string& policy : options.policies) {
     if (std::find(known.begin(), known.end(), policy) != known.end()) continue;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/simulate/tiers.h"
 #include "cli/trace.h"
 #include "common/status.h"
 
@@ -31,6 +32,10 @@ struct SimulateOptions {
   std::vector<std::string> policies = {"lru"};
   std::vector<CapacitySpec> capacities;
   uint64_t block_bytes = 0;  // of payload; 0: unknown, capacities cannot be bytes
+  // RAM over SSD: of each capacity over each SSD capacity, in each way. Empty: one tier.
+  std::vector<TierMode> tiers;
+  std::vector<CapacitySpec> ssd_capacities;
+  uint64_t segment_blocks = 0;  // TierSizes::segment
   std::vector<Convention> conventions = {Convention::kAll, Convention::kFull};
 };
 

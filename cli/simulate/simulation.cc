@@ -41,8 +41,13 @@ struct Run {
   size_t row = 0;
   Convention convention = Convention::kAll;
   std::unique_ptr<SimulatedCache> cache;
+  SimulatedTiers* tiers = nullptr;  // `cache`, when it is two tiers
   uint64_t hits = 0;
 };
+
+double Ratio(uint64_t part, uint64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
 
 class Simulation {
  public:
@@ -63,26 +68,60 @@ class Simulation {
 
  private:
   bool NeedsCounting() const {
-    return std::any_of(options_.capacities.begin(), options_.capacities.end(),
-                       [](const auto& c) { return c.unit == CapacitySpec::Unit::kPercent; });
+    const auto share = [](const CapacitySpec& capacity) {
+      return capacity.unit == CapacitySpec::Unit::kPercent;
+    };
+    return std::any_of(options_.capacities.begin(), options_.capacities.end(), share) ||
+           std::any_of(options_.ssd_capacities.begin(), options_.ssd_capacities.end(), share);
   }
 
   absl::Status MakeRuns() {
     for (const CapacitySpec& capacity : options_.capacities) {
-      KVTIER_ASSIGN_OR_RETURN(const uint64_t blocks,
-                              CapacityBlocks(capacity, numbers_.end(), options_.block_bytes));
+      KVTIER_ASSIGN_OR_RETURN(const uint64_t blocks, Blocks(capacity));
+      if (!options_.tiers.empty()) {
+        KVTIER_RETURN_IF_ERROR(MakeTierRuns(blocks));
+        continue;
+      }
       for (const std::string& policy : options_.policies) {
+        SimulationRow& row = AddRow(policy, blocks);
         for (Convention convention : options_.conventions) {
-          runs_.push_back(
-              {report_.rows.size(), convention, std::make_unique<OrderedCache>(blocks)});
+          runs_.push_back({RowNumber(row), convention, std::make_unique<OrderedCache>(blocks)});
         }
-        report_.rows.emplace_back();
-        report_.rows.back().policy = policy;
-        report_.rows.back().capacity_blocks = blocks;
       }
     }
     return absl::OkStatus();
   }
+
+  absl::Status MakeTierRuns(uint64_t ram) {
+    for (const CapacitySpec& capacity : options_.ssd_capacities) {
+      KVTIER_ASSIGN_OR_RETURN(const uint64_t ssd, Blocks(capacity));
+      for (TierMode mode : options_.tiers) {
+        SimulationRow& row = AddRow("lru", ram);
+        row.tiers = mode;
+        row.ssd_capacity_blocks = ssd;
+        for (Convention convention : options_.conventions) {
+          auto tiers =
+              MakeTiers(mode, {.ram = ram, .ssd = ssd, .segment = options_.segment_blocks});
+          SimulatedTiers* const counted = tiers.get();
+          runs_.push_back({RowNumber(row), convention, std::move(tiers), counted});
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<uint64_t> Blocks(const CapacitySpec& capacity) const {
+    return CapacityBlocks(capacity, numbers_.end(), options_.block_bytes);
+  }
+
+  SimulationRow& AddRow(const std::string& policy, uint64_t blocks) {
+    report_.rows.emplace_back();
+    report_.rows.back().policy = policy;
+    report_.rows.back().capacity_blocks = blocks;
+    return report_.rows.back();
+  }
+
+  size_t RowNumber(const SimulationRow& row) const { return &row - report_.rows.data(); }
 
   template <typename Take>
   absl::Status ReadTrace(const Take& take) {
@@ -149,8 +188,12 @@ class Simulation {
     const bool all = run.convention == Convention::kAll;
     const uint64_t blocks = all ? report_.blocks_all : report_.blocks_full;
     SimulationRow& row = report_.rows[run.row];
-    (all ? row.hit_ratio_all : row.hit_ratio_full) =
-        blocks == 0 ? 0 : static_cast<double>(run.hits) / static_cast<double>(blocks);
+    (all ? row.hit_ratio_all : row.hit_ratio_full) = Ratio(run.hits, blocks);
+    if (run.tiers == nullptr) return;
+    const TierCounts counts = run.tiers->counts();
+    (all ? row.tiers_all : row.tiers_full) =
+        TierRatios{Ratio(counts.ram_hits, blocks), Ratio(counts.ssd_hits, blocks),
+                   Ratio(counts.ssd_writes, blocks)};
   }
 
   const SimulateOptions& options_;
@@ -164,6 +207,48 @@ Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : 
 
 std::string Cell(const std::optional<double>& value) { return value ? Fixed(*value, 4) : "-"; }
 
+void AddTiers(const SimulationRow& row, Json* json) {
+  if (!row.tiers) return;
+  (*json)["tiers"] = TierModeName(*row.tiers);
+  (*json)["ssd_capacity_blocks"] = row.ssd_capacity_blocks;
+  for (const auto& [suffix, tiers] :
+       {std::pair("_all", row.tiers_all), std::pair("_full", row.tiers_full)}) {
+    const auto value = [&](double TierRatios::*member) {
+      return tiers ? Json((*tiers).*member) : Json(nullptr);
+    };
+    (*json)[absl::StrCat("hit_ratio_ram", suffix)] = value(&TierRatios::ram);
+    (*json)[absl::StrCat("hit_ratio_ssd", suffix)] = value(&TierRatios::ssd);
+    (*json)[absl::StrCat("ssd_writes_per_block", suffix)] = value(&TierRatios::writes_per_block);
+  }
+}
+
+Table OneTierTable(const SimulationReport& report) {
+  Table table;
+  table.Row({"policy", "capacity, blocks", "hit ratio, all", "hit ratio, full"});
+  for (const SimulationRow& row : report.rows) {
+    table.Row({row.policy, WithCommas(row.capacity_blocks), Cell(row.hit_ratio_all),
+               Cell(row.hit_ratio_full)});
+  }
+  return table;
+}
+
+// A line for each convention.
+Table TwoTierTable(const SimulationReport& report) {
+  Table table;
+  table.Row({"tiers", "convention", "RAM, blocks", "SSD, blocks", "hit ratio", "in RAM", "on SSD",
+             "SSD writes per block"});
+  for (const SimulationRow& row : report.rows) {
+    const auto line = [&](const char* convention, double hits, const TierRatios& tiers) {
+      table.Row({std::string(TierModeName(*row.tiers)), convention, WithCommas(row.capacity_blocks),
+                 WithCommas(row.ssd_capacity_blocks), Fixed(hits, 4), Fixed(tiers.ram, 4),
+                 Fixed(tiers.ssd, 4), Fixed(tiers.writes_per_block, 4)});
+    };
+    if (row.tiers_all) line("all", *row.hit_ratio_all, *row.tiers_all);
+    if (row.tiers_full) line("full", *row.hit_ratio_full, *row.tiers_full);
+  }
+  return table;
+}
+
 }  // namespace
 
 absl::StatusOr<SimulationReport> Simulate(const SimulateOptions& options,
@@ -174,11 +259,13 @@ absl::StatusOr<SimulationReport> Simulate(const SimulateOptions& options,
 Json SimulationJson(const SimulateOptions& options, const SimulationReport& report) {
   Json rows = Json::array();
   for (const SimulationRow& row : report.rows) {
-    rows.push_back({{"policy", row.policy},
-                    {"capacity_blocks", row.capacity_blocks},
-                    {"hit_ratio_all", OrNull(row.hit_ratio_all)},
-                    {"hit_ratio_full", OrNull(row.hit_ratio_full)},
-                    {"seconds", row.seconds}});
+    Json json = {{"policy", row.policy},
+                 {"capacity_blocks", row.capacity_blocks},
+                 {"hit_ratio_all", OrNull(row.hit_ratio_all)},
+                 {"hit_ratio_full", OrNull(row.hit_ratio_full)}};
+    AddTiers(row, &json);
+    json["seconds"] = row.seconds;
+    rows.push_back(std::move(json));
   }
   return {{"trace", options.trace},
           {"block_tokens", options.reader.block_tokens},
@@ -193,12 +280,7 @@ Json SimulationJson(const SimulateOptions& options, const SimulationReport& repo
 }
 
 std::string SimulationText(const SimulateOptions& options, const SimulationReport& report) {
-  Table table;
-  table.Row({"policy", "capacity, blocks", "hit ratio, all", "hit ratio, full"});
-  for (const SimulationRow& row : report.rows) {
-    table.Row({row.policy, WithCommas(row.capacity_blocks), Cell(row.hit_ratio_all),
-               Cell(row.hit_ratio_full)});
-  }
+  const Table table = options.tiers.empty() ? OneTierTable(report) : TwoTierTable(report);
   return absl::StrCat(options.trace, ": ", WithCommas(report.requests), " requests, ",
                       WithCommas(report.blocks_all), " blocks, ",
                       WithCommas(report.distinct_blocks), " distinct\n\n", table.ToString());

@@ -15,6 +15,13 @@
 
 namespace kvtier::cli {
 
+// What two tiers did with one convention's blocks.
+struct TierRatios {
+  double ram = 0;  // hit ratios; together the hit ratio
+  double ssd = 0;
+  double writes_per_block = 0;  // blocks written to SSD per block of the trace
+};
+
 // Hit ratio: blocks of the longest prefixes that were there over all blocks, from a cold start.
 // Empty for a convention that was not asked for.
 struct SimulationRow {
@@ -22,6 +29,11 @@ struct SimulationRow {
   uint64_t capacity_blocks = 0;
   std::optional<double> hit_ratio_all;
   std::optional<double> hit_ratio_full;
+  // With two tiers; capacity_blocks is RAM's.
+  std::optional<TierMode> tiers;
+  uint64_t ssd_capacity_blocks = 0;
+  std::optional<TierRatios> tiers_all;
+  std::optional<TierRatios> tiers_full;
   double seconds = 0;  // of the policy, both conventions together
 };
 
