@@ -10,7 +10,7 @@
 namespace kvtier::cli {
 namespace {
 
-constexpr std::string_view kNames[] = {"exclusive", "inclusive", "lazy", "log"};
+constexpr const char* kNames[] = {"exclusive", "inclusive", "lazy", "log"};
 static_assert(std::size(kNames) == std::size(kTierModes));
 
 struct ArrayLinks {
@@ -18,23 +18,43 @@ struct ArrayLinks {
   OrderLinks& operator()(EntryId id) const { return (*links)[id]; }
 };
 
+// One tier's blocks by their last use.
+class Recency {
+ public:
+  Recency() : order_(ArrayLinks{&links_}) {}
+  void Grow(EntryId end) { links_.resize(end); }
+  bool listed(EntryId block) const { return order_.listed(block); }
+  uint64_t size() const { return order_.size(); }
+  EntryId oldest() const { return order_.oldest(); }
+  void Unlist(EntryId block) { order_.Unlist(block); }
+  void MakeNewest(EntryId block) {
+    order_.Unlist(block);
+    order_.PushNewest(block);
+  }
+
+ private:
+  std::vector<OrderLinks> links_;
+  EvictionOrder<ArrayLinks> order_;
+};
+
 // The three references. One request:
 //   1. The longest prefix that is in either tier is hit.
-//   2. Its blocks, as many as RAM has room for, come into RAM, deepest first, so that heads end up
-//      newest. A block that was on SSD is the most recent there too, or (exclusive) leaves it.
+//   2. Its blocks, as many as RAM has room for, become RAM's most recent, deepest first, so that
+//      heads are newest. Those that RAM has already come first: none of them makes room for
+//      another. Then the others come in; one that is on SSD becomes the most recent there too, or
+//      (exclusive) leaves it. For each that is too many the least recent of RAM leaves, and is
+//      written to SSD if it is not there; if it is, it becomes the most recent there. The SSD drops
+//      its least recent.
 //   3. What is deeper than that is written to SSD.
-//   4. What RAM has too many of leaves it, least recent first, and is written to SSD if it is not
-//      there; if it is, it becomes the most recent there. The SSD drops its least recent.
 // Inclusive: before all this every block of the request is written to SSD, or becomes the most
-// recent there.
+// recent there; what leaves RAM then changes nothing on SSD if it is there.
 class BlockTiers final : public SimulatedTiers {
  public:
-  BlockTiers(TierMode mode, const TierSizes& sizes)
-      : mode_(mode), sizes_(sizes), ram_(ArrayLinks{&ram_links_}), ssd_(ArrayLinks{&ssd_links_}) {}
+  BlockTiers(TierMode mode, const TierSizes& sizes) : mode_(mode), sizes_(sizes) {}
 
   void Grow(EntryId end) override {
-    ram_links_.resize(end);
-    ssd_links_.resize(end);
+    ram_.Grow(end);
+    ssd_.Grow(end);
   }
 
   uint32_t Request(std::span<const EntryId> path) override {
@@ -44,11 +64,16 @@ class BlockTiers final : public SimulatedTiers {
     if (mode_ == TierMode::kInclusive) {
       for (size_t i = path.size(); i-- > 0;) UseOnSsd(path[i]);
     }
-    for (size_t i = in_ram.size(); i-- > 0;) UseInRam(in_ram[i]);
+    for (size_t i = in_ram.size(); i-- > 0;) {
+      if (ram_.listed(in_ram[i])) ram_.MakeNewest(in_ram[i]);
+    }
+    for (size_t i = in_ram.size(); i-- > 0;) {
+      if (!ram_.listed(in_ram[i])) EnterRam(in_ram[i]);
+    }
+    for (size_t i = in_ram.size(); i-- > 0;) ram_.MakeNewest(in_ram[i]);
     for (size_t i = deeper.size(); i-- > 0;) {
       if (!ssd_.listed(deeper[i])) UseOnSsd(deeper[i]);
     }
-    while (ram_.size() > sizes_.ram) DropFromRam();
     return hits;
   }
 
@@ -66,13 +91,16 @@ class BlockTiers final : public SimulatedTiers {
     return hits;
   }
 
-  void UseInRam(EntryId block) {
-    const bool was_there = ram_.listed(block);
-    ram_.Unlist(block);
-    ram_.PushNewest(block);
-    if (was_there || !ssd_.listed(block)) return;
-    ssd_.Unlist(block);
-    if (mode_ != TierMode::kExclusive) ssd_.PushNewest(block);
+  void EnterRam(EntryId block) {
+    if (ssd_.listed(block)) {
+      if (mode_ == TierMode::kExclusive) {
+        ssd_.Unlist(block);
+      } else {
+        ssd_.MakeNewest(block);
+      }
+    }
+    ram_.MakeNewest(block);
+    if (ram_.size() > sizes_.ram) DropFromRam();
   }
 
   void DropFromRam() {
@@ -87,16 +115,12 @@ class BlockTiers final : public SimulatedTiers {
       ++counts_.ssd_writes;
       if (ssd_.size() == sizes_.ssd) ssd_.Unlist(ssd_.oldest());
     }
-    ssd_.Unlist(block);
-    ssd_.PushNewest(block);
+    ssd_.MakeNewest(block);
   }
 
   const TierMode mode_;
   const TierSizes sizes_;
-  std::vector<OrderLinks> ram_links_;
-  std::vector<OrderLinks> ssd_links_;
-  EvictionOrder<ArrayLinks> ram_;
-  EvictionOrder<ArrayLinks> ssd_;
+  Recency ram_, ssd_;
   TierCounts counts_;
 };
 
