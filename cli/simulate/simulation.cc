@@ -207,19 +207,21 @@ Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : 
 
 std::string Cell(const std::optional<double>& value) { return value ? Fixed(*value, 4) : "-"; }
 
+void AddRatios(const std::optional<TierRatios>& tiers, const std::string& suffix, Json* json) {
+  const auto value = [&](double TierRatios::*member) {
+    return tiers ? Json((*tiers).*member) : Json(nullptr);
+  };
+  (*json)["hit_ratio_ram" + suffix] = value(&TierRatios::ram);
+  (*json)["hit_ratio_ssd" + suffix] = value(&TierRatios::ssd);
+  (*json)["ssd_writes_per_block" + suffix] = value(&TierRatios::writes_per_block);
+}
+
 void AddTiers(const SimulationRow& row, Json* json) {
   if (!row.tiers) return;
   (*json)["tiers"] = TierModeName(*row.tiers);
   (*json)["ssd_capacity_blocks"] = row.ssd_capacity_blocks;
-  for (const auto& [suffix, tiers] :
-       {std::pair("_all", row.tiers_all), std::pair("_full", row.tiers_full)}) {
-    const auto value = [&](double TierRatios::*member) {
-      return tiers ? Json((*tiers).*member) : Json(nullptr);
-    };
-    (*json)[absl::StrCat("hit_ratio_ram", suffix)] = value(&TierRatios::ram);
-    (*json)[absl::StrCat("hit_ratio_ssd", suffix)] = value(&TierRatios::ssd);
-    (*json)[absl::StrCat("ssd_writes_per_block", suffix)] = value(&TierRatios::writes_per_block);
-  }
+  AddRatios(row.tiers_all, "_all", json);
+  AddRatios(row.tiers_full, "_full", json);
 }
 
 Table OneTierTable(const SimulationReport& report) {
