@@ -336,7 +336,7 @@ absl::StatusOr<StoreReport> Client::Store(const Prompt& prompt, const StoreParam
   std::fill_n(report.blocks.begin(), present,
               StoredBlock{StoreVerdict::kAlreadyPresent, StoreRefusal::kNone});
   if (present == payloads.size()) return report;
-  StoreMessages messages(encoded, params, payloads, present, &core_->executor());
+  StoreMessages messages(encoded, params, payloads, present);
   v1::StoreResponse reply;
   KVTIER_RETURN_IF_ERROR(RunStore(core_.get(), &messages, &reply));
   KVTIER_RETURN_IF_ERROR(ToReport(reply, present, &report));

@@ -7,7 +7,6 @@
 
 #include "client/breaker.h"
 #include "client/transport.h"
-#include "common/executor.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
 #include "kvtier/client.h"
@@ -21,7 +20,6 @@ class Core {
 
   const ClientOptions& options() const { return options_; }
   Transport& transport() { return *transport_; }
-  Executor& executor() { return executor_; }
 
   // UNAVAILABLE when nobody accepts a connection within connect_deadline.
   absl::Status WaitConnected();
@@ -49,7 +47,6 @@ class Core {
   Counter retries_;
   Counter failures_;
   Counter checksum_failures_;
-  ThreadPool executor_{1};
 };
 
 }  // namespace kvtier::client_internal

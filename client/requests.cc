@@ -85,16 +85,14 @@ absl::Status CheckBuffers(const FetchParams& params, size_t buffers) {
 }
 
 StoreMessages::StoreMessages(const EncodedPrompt& prompt, const StoreParams& params,
-                             std::span<const std::span<const std::byte>> payloads, uint32_t skip,
-                             Executor* executor)
+                             std::span<const std::span<const std::byte>> payloads, uint32_t skip)
     : tokens_(prompt.tokens()),
       payloads_(payloads),
       first_block_(params.first_block),
       skip_(skip),
       header_(StoreHeader(prompt, params, skip, payloads.size())),
       next_(skip),
-      heads_(kMessagePieces * wire::kMaxPieceHead),
-      checksums_(payloads, executor) {
+      heads_(kMessagePieces * wire::kMaxPieceHead) {
   KVTIER_CHECK(skip < payloads.size());
 }
 
@@ -120,21 +118,24 @@ bool StoreMessages::Next(std::vector<std::string_view>* out) {
 }
 
 uint64_t StoreMessages::AddPiece(uint64_t room, char* head, std::vector<std::string_view>* out) {
-  const std::span<const std::byte> payload = payloads_[next_];
-  if (offset_ == 0) checksum_ = checksums_.Take(next_);
+  const std::span<const std::byte> part = payloads_[next_];
+  const auto bytes = part.subspan(offset_, std::min<uint64_t>(room, part.size() - offset_));
+  // Hashed just before they are sent, so that sending finds them in the CPU's cache.
+  if (offset_ == 0) sent_.Restart();
+  sent_.Update(bytes);
   wire::Piece piece;
   piece.block = first_block_ + static_cast<uint32_t>(next_);
   piece.offset = offset_;
-  piece.part_bytes = payload.size();
-  piece.checksum = checksum_;
-  piece.payload_bytes = std::min<uint64_t>(room, payload.size() - offset_);
-  out->emplace_back(head, wire::EncodePieceHead(wire::PieceField::kStoreRequest, piece, head));
-  out->emplace_back(reinterpret_cast<const char*>(payload.data()) + offset_, piece.payload_bytes);
-  offset_ += piece.payload_bytes;
-  if (offset_ == payload.size()) {
+  piece.part_bytes = part.size();
+  piece.payload_bytes = bytes.size();
+  offset_ += bytes.size();
+  if (offset_ == part.size()) {
+    piece.checksum = sent_.Value();
     ++next_;
     offset_ = 0;
   }
+  out->emplace_back(head, wire::EncodePieceHead(wire::PieceField::kStoreRequest, piece, head));
+  out->emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   return piece.payload_bytes;
 }
 

@@ -6,8 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "client/checksum_ahead.h"
-#include "common/executor.h"
+#include "common/running_checksum.h"
 #include "common/status.h"
 #include "common/wire.h"
 #include "kvtier/client.h"
@@ -46,8 +45,7 @@ class StoreMessages {
   // Sends payloads[skip...]; block first_block + i has payloads[i]. The arguments must outlive
   // this.
   StoreMessages(const EncodedPrompt& prompt, const StoreParams& params,
-                std::span<const std::span<const std::byte>> payloads, uint32_t skip,
-                Executor* executor);
+                std::span<const std::span<const std::byte>> payloads, uint32_t skip);
 
   // The next message, its slices appended to `out`. Heads of pieces (short ones) are valid until
   // the next call, the rest as long as this lives. False at the end.
@@ -64,11 +62,10 @@ class StoreMessages {
   const uint32_t skip_;
   const std::string header_;
   bool header_sent_ = false;
-  size_t next_;            // payload that is being sent
-  uint64_t offset_ = 0;    // within it
-  uint64_t checksum_ = 0;  // of it
+  size_t next_;           // payload that is being sent
+  uint64_t offset_ = 0;   // within it
+  RunningChecksum sent_;  // of its bytes before offset_
   std::vector<char> heads_;
-  ChecksumAhead checksums_;
 };
 
 }  // namespace kvtier::client_internal

@@ -213,29 +213,20 @@ absl::Status StoreCall::CheckPiece(const wire::Piece& piece) const {
         absl::StrCat("piece.payload has ", piece.payload_bytes, " bytes at offset ", offset_,
                      " of block ", block_, ", the limits are 1 and ", piece.part_bytes - offset_));
   }
-  if (offset_ > 0 && piece.checksum != checksum_) {
-    return absl::InvalidArgumentError(absl::StrCat("piece.checksum is ", piece.checksum,
-                                                   " at offset ", offset_, " of block ", block_,
-                                                   ", the pieces before it say ", checksum_));
-  }
   return absl::OkStatus();
 }
 
 absl::Status StoreCall::TakePiece(const wire::Piece& piece, wire::Slices payload) {
   KVTIER_RETURN_IF_ERROR(CheckPiece(piece));
-  if (offset_ == 0) KVTIER_RETURN_IF_ERROR(StartBlock(piece));
+  if (offset_ == 0) KVTIER_RETURN_IF_ERROR(StartBlock());
   if (wanted_) Land(payload);
   offset_ += piece.payload_bytes;
-  if (offset_ == session_->part_bytes()) EndBlock();
+  if (offset_ == session_->part_bytes()) EndBlock(piece.checksum);
   return absl::OkStatus();
 }
 
-absl::Status StoreCall::StartBlock(const wire::Piece& piece) {
-  checksum_ = piece.checksum;
+absl::Status StoreCall::StartBlock() {
   received_.Restart();
-  if (session_->outcome(block_) == StoreOutcome::kAlreadyPresent) {
-    mismatches_ += session_->NotePresent(block_, checksum_);
-  }
   wanted_ =
       session_->outcome(block_) == StoreOutcome::kPending && session_->Reserve(block_, deadline_);
   const bool no_space = session_->outcome(block_) == StoreOutcome::kRejected &&
@@ -257,9 +248,12 @@ void StoreCall::Land(wire::Slices payload) {
   FinishCopies();
 }
 
-void StoreCall::EndBlock() {
-  if (wanted_ && received_.Value() == checksum_) {
-    session_->Commit(block_, checksum_);
+void StoreCall::EndBlock(uint64_t checksum) {
+  if (session_->outcome(block_) == StoreOutcome::kAlreadyPresent) {
+    mismatches_ += session_->NotePresent(block_, checksum);
+  }
+  if (wanted_ && received_.Value() == checksum) {
+    session_->Commit(block_, checksum);
   } else if (wanted_) {
     session_->Reject(block_, RejectReason::kChecksum);
   }

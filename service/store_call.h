@@ -48,9 +48,9 @@ class StoreCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   absl::Status TakeHeader(wire::StoreHeader* header);
   absl::Status CheckPiece(const wire::Piece& piece) const;
   absl::Status TakePiece(const wire::Piece& piece, wire::Slices payload);
-  absl::Status StartBlock(const wire::Piece& piece);
+  absl::Status StartBlock();
   void Land(wire::Slices payload);
-  void EndBlock();
+  void EndBlock(uint64_t checksum);
   void MakeDurable();
   absl::Status Complete();
 
@@ -65,7 +65,6 @@ class StoreCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   std::unique_ptr<StoreSession> session_;
   uint32_t block_ = 0;        // of the next piece
   uint64_t offset_ = 0;       // of the next piece within the part
-  uint64_t checksum_ = 0;     // of the part under way
   bool durable_ = false;      // the reply waits for the SSD
   bool wanted_ = false;       // the part under way goes into a slot
   RunningChecksum received_;  // of the part under way

@@ -5,9 +5,7 @@
 
 #include <map>
 
-#include "client/checksum_ahead.h"
 #include "common/block_key.h"
-#include "common/executor.h"
 
 namespace kvtier::client_internal {
 namespace {
@@ -121,7 +119,6 @@ class StoreMessagesTest : public testing::Test {
   }
 
   static constexpr uint32_t kFirst = 10;
-  ThreadPool executor_{1};
   const std::vector<uint32_t> tokens_ = std::vector<uint32_t>(64, 5);
   const Prompt prompt_ = TokenPrompt(tokens_);
   std::vector<std::vector<std::byte>> memory_;
@@ -134,8 +131,7 @@ class StoreMessagesTest : public testing::Test {
 TEST_F(StoreMessagesTest, LargePartsComeInPiecesOfAtMostOneMebibyte) {
   Fill(3, (2 << 20) + 12345);
   const EncodedPrompt encoded = *EncodedPrompt::Make(prompt_);
-  StoreMessages messages(encoded, {.first_block = kFirst, .part = {1, 2}}, payloads_, 0,
-                         &executor_);
+  StoreMessages messages(encoded, {.first_block = kFirst, .part = {1, 2}}, payloads_, 0);
   Read(messages);
   EXPECT_EQ(header_.first_block, kFirst);
   EXPECT_EQ(header_.block_count, 3u);
@@ -148,7 +144,7 @@ TEST_F(StoreMessagesTest, LargePartsComeInPiecesOfAtMostOneMebibyte) {
 TEST_F(StoreMessagesTest, SmallPartsShareMessagesAndHeldOnesAreLeftOut) {
   Fill(1000, 100);
   const EncodedPrompt encoded = *EncodedPrompt::Make(prompt_);
-  StoreMessages messages(encoded, {.first_block = kFirst}, payloads_, 7, &executor_);
+  StoreMessages messages(encoded, {.first_block = kFirst}, payloads_, 7);
   Read(messages);
   EXPECT_EQ(header_.first_block, kFirst + 7);
   EXPECT_EQ(header_.block_count, 993u);
@@ -158,57 +154,13 @@ TEST_F(StoreMessagesTest, SmallPartsShareMessagesAndHeldOnesAreLeftOut) {
 TEST_F(StoreMessagesTest, RestartBeginsAgain) {
   Fill(2, 1 << 20);
   const EncodedPrompt encoded = *EncodedPrompt::Make(prompt_);
-  StoreMessages messages(encoded, {.first_block = kFirst}, payloads_, 0, &executor_);
+  StoreMessages messages(encoded, {.first_block = kFirst}, payloads_, 0);
   std::vector<std::string_view> slices;
   ASSERT_TRUE(messages.Next(&slices));
   ASSERT_TRUE(messages.Next(&slices));
   messages.Restart();
   Read(messages);
   ExpectAll(0);
-}
-
-class ChecksumAheadTest : public testing::Test {
- protected:
-  ChecksumAheadTest() {
-    for (int i = 0; i < 4; ++i) {
-      memory_.emplace_back(size_t{300} << 10, static_cast<std::byte>(i + 1));
-    }
-    for (const auto& part : memory_) payloads_.push_back(part);
-  }
-  uint64_t Expected(size_t i) const {
-    return PayloadChecksum(memory_[i].data(), memory_[i].size());
-  }
-
-  std::vector<std::vector<std::byte>> memory_;
-  std::vector<std::span<const std::byte>> payloads_;
-  ManualExecutor executor_;
-};
-
-TEST_F(ChecksumAheadTest, TheNextIsBegunAndTakenWhereverItRan) {
-  ChecksumAhead checksums(payloads_, &executor_);
-  EXPECT_EQ(checksums.Take(0), Expected(0));
-  EXPECT_TRUE(executor_.RunOne());
-  EXPECT_EQ(checksums.Take(1), Expected(1)) << "computed by the executor";
-  EXPECT_EQ(checksums.Take(2), Expected(2)) << "the executor was late";
-  executor_.RunAll();
-  EXPECT_EQ(checksums.Take(3), Expected(3));
-  EXPECT_FALSE(executor_.RunOne()) << "there is none after the last";
-}
-
-TEST_F(ChecksumAheadTest, StartsAgainAnywhere) {
-  ChecksumAhead checksums(payloads_, &executor_);
-  EXPECT_EQ(checksums.Take(2), Expected(2));
-  EXPECT_EQ(checksums.Take(0), Expected(0));
-  EXPECT_EQ(checksums.Take(1), Expected(1));
-}
-
-TEST_F(ChecksumAheadTest, LateTasksDoNotReadPayloadsThatAreGone) {
-  {
-    ChecksumAhead checksums(payloads_, &executor_);
-    checksums.Take(0);
-  }
-  memory_.clear();
-  executor_.RunAll();  // with the address sanitizer a late read ends the test
 }
 
 }  // namespace

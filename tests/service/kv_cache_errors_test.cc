@@ -65,9 +65,8 @@ class KvCacheErrorsTest : public ::testing::Test {
     v1::StoreRequest pieces;
     *pieces.add_pieces() = PieceOf(2, payload, 0, 100);
     change(&header, &pieces);
-    v1::StoreResponse response;
     grpc::ClientContext context;
-    auto stream = client_.stub().Store(&context, &response);
+    auto stream = client_.stub().Store(&context, &stored_);
     stream->Write(header);
     stream->Write(pieces);
     stream->WritesDone();
@@ -78,6 +77,7 @@ class KvCacheErrorsTest : public ::testing::Test {
   ServiceClient client_{server_.address()};
   std::string model_;
   v1::Prompt prompt_;
+  v1::StoreResponse stored_;  // of StoreWith
 };
 
 TEST_F(KvCacheErrorsTest, Lookup) {
@@ -220,12 +220,33 @@ TEST_F(KvCacheErrorsTest, StorePieces) {
               {"piece.offset is 61 in block 2", "end at 60"});
   ExpectError(StoreWith(second([](auto* p) { p->set_offset(59); })), StatusCode::INVALID_ARGUMENT,
               {"piece.offset is 59 in block 2", "end at 60"});
-  ExpectError(StoreWith(second([](auto* p) { p->set_checksum(5); })), StatusCode::INVALID_ARGUMENT,
-              {"piece.checksum is 5 at offset 60"});
   ExpectError(StoreWith(second([](auto* p) { p->mutable_payload()->push_back('x'); })),
               StatusCode::INVALID_ARGUMENT, {"piece.payload has 41 bytes", "1 and 40"});
   ExpectError(StoreWith([](auto*, auto* p) { *p->add_pieces() = p->pieces(0); }),
               StatusCode::INVALID_ARGUMENT, {"piece.block is 2", "the next in order is 3"});
+}
+
+TEST_F(KvCacheErrorsTest, TheLastPieceSaysTheChecksum) {
+  const auto in_two = [](uint64_t first, int64_t error) {
+    return [=](v1::StoreRequest*, v1::StoreRequest* p) {
+      const std::string payload = p->pieces(0).payload();
+      const uint64_t checksum = p->pieces(0).checksum();
+      p->mutable_pieces(0)->set_payload(payload.substr(0, 60));
+      *p->add_pieces() = p->pieces(0);
+      p->mutable_pieces(0)->set_checksum(first);
+      p->mutable_pieces(1)->set_offset(60);
+      p->mutable_pieces(1)->set_payload(payload.substr(60));
+      p->mutable_pieces(1)->set_checksum(checksum + error);
+    };
+  };
+  ASSERT_TRUE(StoreWith(in_two(0, 1)).ok());
+  EXPECT_EQ(stored_.outcomes(0).status(), v1::STORE_STATUS_REJECTED);
+  EXPECT_EQ(stored_.outcomes(0).reason(), v1::REJECT_REASON_CHECKSUM);
+  ASSERT_TRUE(StoreWith(in_two(0, 0)).ok());
+  EXPECT_EQ(stored_.outcomes(0).status(), v1::STORE_STATUS_STORED);
+  ASSERT_TRUE(StoreWith(in_two(7, 1)).ok());
+  EXPECT_EQ(stored_.outcomes(0).status(), v1::STORE_STATUS_ALREADY_PRESENT);
+  EXPECT_EQ(stored_.checksum_mismatches(), 1u);
 }
 
 TEST_F(KvCacheErrorsTest, PayloadOfOneMessage) {
