@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 #include "cli/simulate/options.h"
 #include "cli/simulate/simulation.h"
+#include "cli/trace_flags.h"
 #include "common/bytes.h"
 
 namespace kvtier::cli {
@@ -76,13 +77,7 @@ void AddSimulateCommand(CLI::App& parent, Invocation* invocation) {
                  "kvtier simulate --trace chat.jsonl.zst --capacity 1%,5%,10% --json", invocation);
   auto flags = std::make_shared<SimulateFlags>();
   SimulateOptions& options = flags->simulate;
-  command
-      ->add_option("--trace", options.trace, "Requests in Mooncake's format, .jsonl or .jsonl.zst")
-      ->required();
-  command->add_flag("--skip-bad-lines", options.reader.skip_bad_lines,
-                    "Count lines that are no requests and go on");
-  command->add_option("--block-tokens", options.reader.block_tokens, "Tokens per id of the trace")
-      ->capture_default_str();
+  AddTraceFileFlags(command, &options.trace, &options.reader)->required();
   command->add_option("--policy", options.policies, "Policies, separated by commas")
       ->delimiter(',')
       ->capture_default_str();

@@ -2,31 +2,39 @@
 
 namespace kvtier::cli {
 
-void AddTraceFlags(CLI::App* command, TraceFlags* flags) {
+CLI::Option* AddTraceFileFlags(CLI::App* command, std::string* path, TraceReaderOptions* reader) {
   auto* trace = command->add_option(
-      "--trace", flags->path,
+      "--trace", *path,
       "Requests: JSON lines in Mooncake's format or with tokens, or a tar of agent sessions; plain "
-      "or .zst, told from the content (docs/TRACES.md). Without it, made-up chats in several "
-      "turns");
+      "or .zst, told from the content (docs/TRACES.md)");
   command
-      ->add_flag("--skip-bad-lines", flags->reader.skip_bad_lines,
+      ->add_flag("--skip-bad-lines", reader->skip_bad_lines,
                  "Count lines (of a tar: sessions) that cannot be read and go on")
       ->needs(trace);
   command
-      ->add_option("--session-spread-hours", flags->reader.spread_hours,
+      ->add_option("--session-spread-hours", reader->spread_hours,
                    "Of a tar of sessions: each starts at a random time within so many hours")
       ->capture_default_str()
       ->needs(trace);
   command
-      ->add_option("--session-cut-hours", flags->reader.cut_hours,
+      ->add_option("--session-cut-hours", reader->cut_hours,
                    "Of a tar of sessions: leave out what comes later (0: nothing)")
       ->capture_default_str()
       ->needs(trace);
   command
-      ->add_option("--session-seed", flags->reader.session_seed,
-                   "Of a tar of sessions: draws the starts")
+      ->add_option("--session-seed", reader->session_seed, "Of a tar of sessions: draws the starts")
       ->capture_default_str()
       ->needs(trace);
+  command
+      ->add_option("--block-tokens", reader->block_tokens,
+                   "Tokens per block; of a tar of sessions a multiple of theirs")
+      ->capture_default_str();
+  return trace;
+}
+
+void AddTraceFlags(CLI::App* command, TraceFlags* flags) {
+  CLI::Option* const trace = AddTraceFileFlags(command, &flags->path, &flags->reader);
+  trace->description(trace->get_description() + "; without it, made-up chats in several turns");
   command->add_option("--requests", flags->generator.requests, "Made-up requests")
       ->capture_default_str()
       ->excludes(trace);
@@ -38,10 +46,6 @@ void AddTraceFlags(CLI::App* command, TraceFlags* flags) {
                    "all: every id of the trace is a block; full: an id that covers a partial "
                    "block is dropped")
       ->check(CLI::IsMember({"all", "full"}))
-      ->capture_default_str();
-  command
-      ->add_option("--block-tokens", flags->reader.block_tokens,
-                   "Tokens per block; of a tar of sessions a multiple of theirs")
       ->capture_default_str();
 }
 

@@ -18,7 +18,10 @@ struct TraceFlags {
   bool full_only() const { return convention == "full"; }
 };
 
-// Declares --trace, how to read it, and what to make up without it. `flags` outlives the parse.
+// Declares --trace and how to read it; returns --trace. `path` and `reader` outlive the parse.
+CLI::Option* AddTraceFileFlags(CLI::App* command, std::string* path, TraceReaderOptions* reader);
+
+// The same, which convention, and what to make up without a trace. `flags` outlives the parse.
 void AddTraceFlags(CLI::App* command, TraceFlags* flags);
 
 // What the flags name. Errors: OpenTrace's.

@@ -1,10 +1,13 @@
 #include "cli/simulate/tiers.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
+#include <filesystem>
 #include <random>
 
 #include "cli/simulate/log_tiers.h"
+#include "cli/simulate/simulation.h"
 #include "gtest/gtest.h"
 #include "tests/support/seed.h"
 
@@ -259,6 +262,63 @@ TEST(BlockTiersTest, AreWhatTheirWordsSay) {
     }
   }
 }
+
+struct RecordedCase {
+  const char* file;
+  TierMode mode;
+  TierSizes sizes;
+  double hit_ratio, ram, writes;
+  double tolerance;
+};
+
+class RecordedTiersTest : public ::testing::TestWithParam<RecordedCase> {};
+
+// The figures that independent simulation gives for the recorded traces; of the log, those that
+// this one gave when a live kvtierd agreed with it (docs/TRACES.md).
+TEST_P(RecordedTiersTest, GivesTheFigures) {
+  const RecordedCase& c = GetParam();
+  const char* folder = std::getenv("KVTIER_TRACES");
+  const std::string traces = folder != nullptr ? folder : KVTIER_SOURCE_DIR "/../shared/traces";
+  SimulateOptions options;
+  options.trace = traces + "/" + c.file;
+  if (!std::filesystem::exists(options.trace)) GTEST_SKIP() << "no trace " << options.trace;
+  const auto blocks = [](uint64_t count) {
+    return CapacitySpec{CapacitySpec::Unit::kBlocks, static_cast<double>(count)};
+  };
+  options.capacities = {blocks(c.sizes.ram)};
+  options.tiers = {c.mode};
+  options.ssd_capacities = {blocks(c.sizes.ssd)};
+  options.conventions = {Convention::kAll};
+  const absl::StatusOr<SimulationReport> report = Simulate(options, [](std::string_view) {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_EQ(report->rows.size(), 1u);
+  const SimulationRow& row = report->rows.front();
+  EXPECT_NEAR(row.hit_ratio_all.value(), c.hit_ratio, c.tolerance);
+  EXPECT_NEAR(row.tiers_all.value().ram, c.ram, c.tolerance);
+  EXPECT_NEAR(row.tiers_all.value().writes_per_block, c.writes, c.tolerance);
+  EXPECT_NEAR(row.tiers_all.value().ram + row.tiers_all.value().ssd, *row.hit_ratio_all, 1e-9);
+  EXPECT_FALSE(row.hit_ratio_full.has_value());
+}
+
+constexpr char kConversation[] = "mooncake_conversation.jsonl.zst";
+constexpr char kWeka[] = "weka_A_merged_b512.jsonl.zst";
+constexpr TierSizes kChat{.ram = 1828, .ssd = 14624, .segment = 0};
+constexpr TierSizes kAgents{.ram = 2844, .ssd = 22752, .segment = 0};
+
+INSTANTIATE_TEST_SUITE_P(
+    Traces, RecordedTiersTest,
+    ::testing::Values(
+        RecordedCase{kConversation, TierMode::kExclusive, kChat, .2660, .0525, .941, .0005},
+        RecordedCase{kConversation, TierMode::kInclusive, kChat, .253, .0525, .747, .0005},
+        RecordedCase{kConversation, TierMode::kLazy, kChat, .264, .0525, .732, .0005},
+        RecordedCase{kConversation, TierMode::kLog, kChat, .2656, .0525, .8894, .0005},
+        RecordedCase{kWeka, TierMode::kExclusive, kAgents, .950, .323, .677, .0005},
+        RecordedCase{kWeka, TierMode::kInclusive, kAgents, .946, .323, .054, .0005},
+        RecordedCase{kWeka, TierMode::kLazy, kAgents, .947, .323, .053, .0005}),
+    [](const auto& info) {
+      const bool chat = std::string(info.param.file) == kConversation;
+      return std::string(TierModeName(info.param.mode)) + (chat ? "_conversation" : "_weka_A");
+    });
 
 }  // namespace
 }  // namespace kvtier::cli
