@@ -63,8 +63,10 @@ void AddTierFlags(CLI::App* command, SimulateFlags* flags) {
   ssd->delimiter(',')->needs(tiers);
   tiers->needs(ssd);
   command
-      ->add_option("--segment-blocks", flags->simulate.segment_blocks,
-                   "Of --tiers log: blocks per file on SSD (0: as kvtierd, a 64th of the SSD)")
+      ->add_option(
+          "--segment-blocks", flags->simulate.segment_blocks,
+          "Of --tiers log: blocks per file on SSD (0: as kvtierd has them of 64 KiB, a 64th of "
+          "the SSD, 1024 at most)")
       ->capture_default_str()
       ->needs(tiers);
 }

@@ -10,6 +10,9 @@ namespace kvtier::cli {
 namespace {
 
 constexpr Duration kLease = std::chrono::seconds(30);
+// kvtierd's files have 64 MiB at most. The manager's buffer for what it reads from one to write it
+// again is real memory, as much.
+constexpr uint64_t kMostSegmentBlocks = (uint64_t{64} << 20) / LogTiers::kPartBytes;
 constexpr uint32_t kIdentityBytes = sizeof(EntryId);  // a block is one token: its number
 
 ModelSpec Spec() {
@@ -27,7 +30,8 @@ const ModelId& Model() {
 }
 
 std::unique_ptr<LogTier> MakeLog(const TierSizes& sizes) {
-  const uint64_t share = std::max<uint64_t>(sizes.ssd / LogTier::kSegmentsOfCapacity, 1);
+  const uint64_t share =
+      std::clamp<uint64_t>(sizes.ssd / LogTier::kSegmentsOfCapacity, 1, kMostSegmentBlocks);
   const uint64_t segment = sizes.segment > 0 ? sizes.segment : share;
   const uint64_t record = TierManager::RecordBytes(LogTiers::kPartBytes, kIdentityBytes);
   return std::make_unique<GhostLogTier>(sizes.ssd * record, segment * record);

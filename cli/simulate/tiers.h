@@ -31,7 +31,7 @@ absl::StatusOr<TierMode> ParseTierMode(const std::string& text);
 struct TierSizes {
   uint64_t ram = 0;
   uint64_t ssd = 0;
-  uint64_t segment = 0;  // of the log; 0: as kvtierd has it, a 64th of the SSD and at least one
+  uint64_t segment = 0;  // of the log; 0: a 64th of the SSD, from 1 to 1024
 };
 
 struct TierCounts {
