@@ -3,11 +3,13 @@
 
 Environment: KVTIER (the program) and what tests/support/daemon.py needs.
 """
+import io
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -138,6 +140,68 @@ class WithoutDaemon(unittest.TestCase):
                               "1GB", "--json")
         self.assertEqual(code, 1)
         self.assertIn("gpu-memory: 'lots'", one_document(out)["error"]["message"])
+
+
+class TwoTiers(unittest.TestCase):
+    """simulate --tiers on a tar of sessions that Python's tarfile wrote."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.trace = os.path.join(self.folder.name, "sessions")
+
+    def write(self, form, sessions):
+        with tarfile.open(self.trace, "w", format=form) as archive:
+            for name, session in sessions:
+                text = json.dumps(session).encode()
+                member = tarfile.TarInfo(name)
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text))
+
+    @staticmethod
+    def session(turns):
+        return {"block_size": 64, "hash_id_scope": "local",
+                "requests": [{"t": 9 * i, "in": 512 * (i + 1), "out": 1,
+                              "hash_ids": list(range(8 * (i + 1)))} for i in range(turns)]}
+
+    def simulate(self, *arguments):
+        code, out, _ = kvtier("simulate", "--trace", self.trace, "--convention", "all", "--json",
+                              *arguments)
+        return code, one_document(out)
+
+    def test_rows(self):
+        name = "a" * 120 + ".json"
+        for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+            names = (name, "b.json") if form != tarfile.USTAR_FORMAT else ("d/" + name[30:], "b")
+            self.write(form, [(names[0], self.session(3)), (names[1], self.session(2))])
+            code, report = self.simulate("--tiers", "exclusive,inclusive,lazy,log", "--capacity",
+                                         "100", "--ssd-capacity", "200,400")
+            self.assertEqual((code, report["requests"], report["blocks_all"]), (0, 5, 9))
+            self.assertEqual(report["distinct_blocks"], 5)
+            rows = report["rows"]
+            self.assertEqual([(row["tiers"], row["ssd_capacity_blocks"]) for row in rows],
+                             [(way, ssd) for ssd in (200, 400)
+                              for way in ("exclusive", "inclusive", "lazy", "log")])
+            for row in rows:
+                self.assertAlmostEqual(row["hit_ratio_all"], 4 / 9)
+                self.assertAlmostEqual(row["hit_ratio_ram_all"], 4 / 9)
+                self.assertIsNone(row["hit_ratio_ram_full"])
+                self.assertAlmostEqual(row["ssd_writes_per_block_all"],
+                                       5 / 9 if row["tiers"] == "inclusive" else 0)
+
+    def test_what_is_refused(self):
+        self.write(tarfile.PAX_FORMAT, [("good", self.session(2)), ("bad", {"requests": []})])
+        sizes = ["--capacity", "10", "--ssd-capacity", "20"]
+        for arguments, reason in (
+                (["--tiers", "lazy", *sizes], "member bad: session: block_size is missing"),
+                (["--tiers", "eager", *sizes], "tiers is 'eager', must be of: exclusive, "),
+                (["--tiers", "lazy", "--segment-blocks", "3", *sizes], "segment-blocks is 3")):
+            code, report = self.simulate(*arguments)
+            self.assertEqual(code, 1)
+            self.assertIn(reason, report["error"]["message"])
+        code, report = self.simulate("--tiers", "log", "--segment-blocks", "3", "--skip-bad-lines",
+                                     *sizes)
+        self.assertEqual((code, report["skipped_lines"], report["requests"]), (0, 1, 2))
 
 
 class DaemonTestCase(unittest.TestCase):
