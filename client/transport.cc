@@ -21,6 +21,7 @@
 #include "client/connect.h"
 #include "client/retry_delay.h"
 #include "common/channel_args.h"
+#include "common/check.h"
 #include "common/executor.h"
 #include "common/mutex.h"
 
@@ -347,18 +348,36 @@ class GrpcTransport final : public Transport {
     return result;
   }
 
+  // The next message, its short slices copied; false when there is none.
+  static bool TakeNext(const NextMessage& next, LentMemory* lent, ByteBuffer* message) {
+    Outgoing outgoing;
+    if (!next(&outgoing)) return false;
+    *message = ToByteBuffer(outgoing, lent);
+    return true;
+  }
+
+  // Metadata waits for the first message, that for the second, and the end goes with the last: so a
+  // short stream is one or two writes to the socket instead of four.
   static ::grpc::Status WriteAll(Exchange& exchange, const NextMessage& next, ByteBuffer* reply) {
     using Factory = ::grpc::internal::ClientWriterFactory<ByteBuffer>;
+    exchange.context.set_initial_metadata_corked(true);
     const std::unique_ptr<::grpc::ClientWriter<ByteBuffer>> writer(
         Factory::Create(exchange.connection->channel(), exchange.connection->method(exchange.rpc),
                         &exchange.context, reply));
-    Outgoing outgoing;
-    bool open = true;
-    while (open && next(&outgoing)) {
-      open = writer->Write(ToByteBuffer(outgoing, exchange.lent));
-      outgoing.clear();
+    ::grpc::WriteOptions options;
+    options.set_buffer_hint();
+    ByteBuffer message;
+    ByteBuffer following;
+    bool open = TakeNext(next, exchange.lent, &message);
+    KVTIER_CHECK(open);  // without a message the metadata would never leave
+    while (open) {
+      const bool more = TakeNext(next, exchange.lent, &following);
+      if (!more) options.set_last_message();
+      open = writer->Write(message, options) && more;
+      options.clear_buffer_hint();
+      message.Swap(&following);
+      following.Clear();
     }
-    if (open) writer->WritesDone();
     return writer->Finish();
   }
 

@@ -49,6 +49,7 @@ class Transport {
                            const OnMessage& on_reply) = 0;
   virtual CallResult ServerStream(Rpc rpc, const Outgoing& request, Duration limit,
                                   const OnMessage& on_message) = 0;
+  // REQUIRES: at least one message.
   virtual CallResult ClientStream(Rpc rpc, Duration limit, const NextMessage& next,
                                   const OnMessage& on_reply) = 0;
 };
