@@ -74,6 +74,11 @@ absl::StatusOr<v1::ListModelsResponse> AdminClient::ListModels() {
               address_);
 }
 
+absl::StatusOr<v1::GetHitCurveResponse> AdminClient::GetHitCurve(
+    const v1::GetHitCurveRequest& request) {
+  return Call(*stub_->rpc, &v1::KvCacheAdmin::Stub::GetHitCurve, request, kQuick, address_);
+}
+
 absl::StatusOr<v1::UnregisterModelResponse> AdminClient::UnregisterModel(
     const v1::UnregisterModelRequest& request) {
   return Call(*stub_->rpc, &v1::KvCacheAdmin::Stub::UnregisterModel, request, kSlow, address_);

@@ -22,6 +22,7 @@ class AdminClient {
 
   absl::StatusOr<v1::GetStatusResponse> GetStatus();
   absl::StatusOr<v1::ListModelsResponse> ListModels();
+  absl::StatusOr<v1::GetHitCurveResponse> GetHitCurve(const v1::GetHitCurveRequest& request);
   absl::StatusOr<v1::UnregisterModelResponse> UnregisterModel(
       const v1::UnregisterModelRequest& request);
   absl::StatusOr<v1::SetTierCapacityResponse> SetTierCapacity(

@@ -81,6 +81,12 @@ Json CountersJson(const v1::CacheCounters& counters) {
           {"never_hit_blocks", counters.never_hit_blocks()}};
 }
 
+Json HitCurveJson(const v1::HitCurveStatus& curve) {
+  return {{"sampling_rate", curve.sampling_rate()},
+          {"ghost_blocks", curve.ghost_blocks()},
+          {"memory_bytes", curve.memory_bytes()}};
+}
+
 std::string TierTable(const v1::GetStatusResponse& status) {
   Table table;
   table.Row({"tier", "capacity", "used", "blocks", "hits", "evictions", "promotions", "demotions"});
@@ -210,6 +216,7 @@ Json StatusJson(const v1::GetStatusResponse& status) {
           {"process_memory_bytes", status.process_memory_bytes()},
           {"ssd", status.has_ssd() ? SsdJson(status.ssd()) : Json(nullptr)},
           {"counters", CountersJson(status.counters())},
+          {"hit_curve", HitCurveJson(status.hit_curve())},
           {"settings", settings}};
 }
 
@@ -232,6 +239,7 @@ std::string StatusText(const v1::GetStatusResponse& status) {
       .Row({"pinned blocks", WithCommas(status.pinned_blocks())})
       .Row({"open streams", WithCommas(status.open_streams())})
       .Row({"index memory", FormatBytes(status.index_bytes())})
+      .Row({"hit curve memory", FormatBytes(status.hit_curve().memory_bytes())})
       .Row({"process memory", FormatBytes(status.process_memory_bytes())});
   std::string text = table.ToString() + "\n" + TierTable(status);
   if (status.has_ssd()) absl::StrAppend(&text, "\n", SsdTable(status.ssd()));

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "cli/bench_curve.h"
 #include "common/wire.h"
 
 namespace kvtier::cli {
@@ -119,6 +120,9 @@ class CaseRun {
 
   void Report(BenchReport* report) {
     report->AddLatency(case_.name, ours_, "bare unary call", bare_, case_.target);
+    if (case_.shape != Shape::kHit || case_.target == 0) return;
+    report->AddFact(absl::StrCat("curve_", case_.name), CurveMicroseconds(case_.blocks), "us",
+                    case_.name, Median(ours_));
   }
   void Forget() {
     ours_.clear();

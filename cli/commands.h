@@ -34,6 +34,7 @@ void AddBenchCommand(CLI::App& parent, Invocation* invocation);
 // These talk to the operators' API of a running kvtierd.
 void AddStatusCommand(CLI::App& parent, Invocation* invocation);
 void AddModelsCommand(CLI::App& parent, Invocation* invocation);
+void AddCurveCommand(CLI::App& parent, Invocation* invocation);
 void AddSetCapacityCommand(CLI::App& parent, Invocation* invocation);
 void AddResetCommand(CLI::App& parent, Invocation* invocation);
 void AddUnregisterCommand(CLI::App& parent, Invocation* invocation);

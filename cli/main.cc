@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   kvtier::cli::Invocation invocation;
   kvtier::cli::AddStatusCommand(app, &invocation);
   kvtier::cli::AddModelsCommand(app, &invocation);
+  kvtier::cli::AddCurveCommand(app, &invocation);
   kvtier::cli::AddSetCapacityCommand(app, &invocation);
   kvtier::cli::AddResetCommand(app, &invocation);
   kvtier::cli::AddUnregisterCommand(app, &invocation);

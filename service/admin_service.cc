@@ -5,6 +5,7 @@
 #include "common/bytes.h"
 #include "service/convert.h"
 #include "service/host_memory_info.h"
+#include "service/tier_curves.h"
 #include "storage/ssd_tier.h"
 
 namespace kvtier {
@@ -110,6 +111,23 @@ void FillCounters(const ManagerStats& stats, v1::CacheCounters* out) {
   out->set_never_hit_blocks(stats.never_hit_blocks);
 }
 
+void FillHitCurve(const HitCurveStats& stats, v1::HitCurveStatus* out) {
+  out->set_sampling_rate(stats.rate);
+  out->set_ghost_blocks(stats.ghost_blocks);
+  out->set_memory_bytes(stats.memory_bytes);
+}
+
+void FillTierCurve(const TierCurve& curve, v1::TierCurve* out) {
+  out->set_tier(ToProto(curve.tier));
+  out->set_capacity_bytes(curve.capacity_bytes);
+  for (const CurvePoint& point : curve.points) {
+    v1::CurvePoint* at = out->add_points();
+    at->set_scale(point.scale);
+    at->set_capacity_bytes(point.capacity_bytes);
+    at->set_hit_ratio(point.hit_ratio);
+  }
+}
+
 void FillModel(const ModelInfo& info, const ManagerStats& stats, v1::ModelStatus* out) {
   out->set_model_id(info.id.ToBytes());
   *out->mutable_spec() = ToProto(info.spec);
@@ -167,6 +185,7 @@ absl::Status AdminService::DoGetStatus(v1::GetStatusResponse* response) {
   response->set_open_streams(context_.open_streams());
   response->set_process_memory_bytes(memory);
   FillCounters(stats, response->mutable_counters());
+  FillHitCurve(context_.manager->curve_stats(), response->mutable_hit_curve());
   for (const EffectiveSetting& setting : context_.settings) {
     v1::Setting* out = response->add_settings();
     out->set_name(setting.name);
@@ -185,6 +204,33 @@ grpc::ServerUnaryReactor* AdminService::ListModels(grpc::CallbackServerContext* 
     FillModel(info, stats, response->add_models());
   }
   return FinishNow(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::GetHitCurve(grpc::CallbackServerContext* call,
+                                                    const v1::GetHitCurveRequest* request,
+                                                    v1::GetHitCurveResponse* response) {
+  const std::string id = request_ids_.Take(call);
+  return FinishNow(call, End("GetHitCurve", id, DoGetHitCurve(*request, response)));
+}
+
+absl::Status AdminService::DoGetHitCurve(const v1::GetHitCurveRequest& request,
+                                         v1::GetHitCurveResponse* response) {
+  std::optional<ModelId> model;
+  if (!request.model_id().empty()) {
+    KVTIER_ASSIGN_OR_RETURN(model, ToModelId(request.model_id()));
+  }
+  KVTIER_ASSIGN_OR_RETURN(const HitRatioCurve curve,
+                          context_.manager->Curve(model, request.since_start()));
+  for (const TierCurve& tier : TierCurves(curve, context_.manager->stats())) {
+    FillTierCurve(tier, response->add_tiers());
+  }
+  response->set_lookups(curve.lookups);
+  response->set_lookup_blocks(curve.blocks);
+  response->set_hit_blocks(curve.hits);
+  response->set_sampled_references(curve.sampled_refs);
+  response->set_sampling_rate(context_.manager->curve_stats().rate);
+  response->set_window_lookups(HitCurve::kWindowLookups);
+  return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* AdminService::UnregisterModel(grpc::CallbackServerContext* call,

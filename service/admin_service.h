@@ -46,6 +46,9 @@ class AdminService final : public v1::KvCacheAdmin::CallbackService {
   grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call,
                                        const v1::ListModelsRequest* request,
                                        v1::ListModelsResponse* response) override;
+  grpc::ServerUnaryReactor* GetHitCurve(grpc::CallbackServerContext* call,
+                                        const v1::GetHitCurveRequest* request,
+                                        v1::GetHitCurveResponse* response) override;
   grpc::ServerUnaryReactor* UnregisterModel(grpc::CallbackServerContext* call,
                                             const v1::UnregisterModelRequest* request,
                                             v1::UnregisterModelResponse* response) override;
@@ -64,6 +67,8 @@ class AdminService final : public v1::KvCacheAdmin::CallbackService {
   grpc::ServerUnaryReactor* Later(grpc::CallbackServerContext* call, const char* rpc,
                                   std::function<absl::Status()> work);
   absl::Status DoGetStatus(v1::GetStatusResponse* response);
+  absl::Status DoGetHitCurve(const v1::GetHitCurveRequest& request,
+                             v1::GetHitCurveResponse* response);
   absl::Status DoUnregister(const v1::UnregisterModelRequest& request,
                             v1::UnregisterModelResponse* response);
   absl::Status DoSetTierCapacity(const v1::SetTierCapacityRequest& request,

@@ -290,6 +290,34 @@ void AddSsdFamilies(const SsdTierStats& ssd, const ManagerStats& stats,
                   {HistogramSample(ssd.read_latency, {})}});
 }
 
+// Whole powers of two, to keep the number of series down.
+void AddCurveFamilies(const std::vector<CurveSnapshot>& curves, const HitCurveStats& stats,
+                      std::vector<MetricFamily>* out) {
+  MetricFamily family{
+      "kvtier_estimated_hit_ratio",
+      "Share of the blocks looked up that would be found if the tier had scale times "
+      "its present size, over the last 32,768 lookups; ssd: in all tiers together. "
+      "Scale 2 well above scale 1: grow the tier. Scale 0.5 like 1: it may shrink.",
+      kGauge,
+      {}};
+  for (const CurveSnapshot& curve : curves) {
+    for (const TierCurve& tier : curve.tiers) {
+      for (const CurvePoint& point : tier.points) {
+        if (point.half_octaves % 2 != 0) continue;
+        family.metric.push_back(Sample(kGauge, point.hit_ratio,
+                                       {{"tier", std::string(TierName(tier.tier))},
+                                        {"scale", absl::StrCat(point.scale)},
+                                        {"model", curve.model}}));
+      }
+    }
+  }
+  out->push_back(std::move(family));
+  out->push_back({"kvtier_hit_curve_bytes",
+                  "Memory of the estimate in kvtier_estimated_hit_ratio; at most 64 MiB.",
+                  kGauge,
+                  {Sample(kGauge, static_cast<double>(stats.memory_bytes))}});
+}
+
 void AddRpcFamilies(const std::vector<RpcSnapshot>& rpcs, std::vector<MetricFamily>* out) {
   MetricFamily latency{"kvtier_rpc_seconds",
                        "Time of the calls that ended, by rpc; _count is their number, failed ones "
@@ -348,6 +376,7 @@ std::vector<MetricFamily> ToFamilies(const MetricsSnapshot& snapshot) {
   }
   AddTierFamilies(snapshot.manager, &out);
   if (snapshot.ssd) AddSsdFamilies(*snapshot.ssd, snapshot.manager, &out);
+  AddCurveFamilies(snapshot.curves, snapshot.curve_stats, &out);
   AddRpcFamilies(snapshot.rpcs, &out);
   return out;
 }

@@ -12,6 +12,7 @@
 
 #include "common/metrics.h"
 #include "common/status.h"
+#include "service/tier_curves.h"
 #include "storage/ssd_tier.h"
 #include "storage/tier_manager.h"
 
@@ -23,11 +24,18 @@ struct RpcSnapshot {
   std::map<std::string, uint64_t> errors;  // by status code name, only those that happened
 };
 
+struct CurveSnapshot {
+  std::string model;  // its id in hex, or "all"
+  std::vector<TierCurve> tiers;
+};
+
 // Everything one scrape shows, taken at one moment.
 struct MetricsSnapshot {
   ManagerStats manager;
   std::optional<SsdTierStats> ssd;  // empty when off
   std::vector<RpcSnapshot> rpcs;
+  std::vector<CurveSnapshot> curves;
+  HitCurveStats curve_stats;
   double uptime_seconds = 0;
   bool draining = false;
   uint64_t open_streams = 0;

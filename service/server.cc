@@ -28,6 +28,7 @@ constexpr uint64_t kProgressSteps = 10;
 constexpr uint64_t kProgressFrom = uint64_t{4} << 30;  // smaller pools are there at once
 constexpr int kGpuOrdinal = 0;
 constexpr uint64_t kMinSsdBytes = uint64_t{16} << 20;  // a few of its smallest segments
+constexpr size_t kMostModelCurves = 16;                // in the metrics
 constexpr char kDataService[] = "kvtier.v1.KvCache";
 constexpr char kSsdHealth[] = "kvtier.ssd";
 
@@ -180,6 +181,7 @@ class Daemon final : public Server {
 
  private:
   AdminContext MakeAdminContext(std::vector<EffectiveSetting> settings);
+  std::vector<CurveSnapshot> Curves(const ManagerStats& stats) const;
   MetricsSnapshot Snapshot() const;
   void ShowSsdHealth() KVTIER_EXCLUDES(health_mutex_);
   double UptimeSeconds() const {
@@ -363,9 +365,24 @@ void Daemon::WriteDown(TimePoint deadline) {
   }
 }
 
+// Of all models together, and of so many of them: each is some tens of series.
+std::vector<CurveSnapshot> Daemon::Curves(const ManagerStats& stats) const {
+  std::vector<CurveSnapshot> out;
+  const absl::StatusOr<HitRatioCurve> all = manager_.Curve(std::nullopt, /*since_start=*/false);
+  if (all.ok()) out.push_back({"all", TierCurves(*all, stats)});
+  for (const ModelInfo& info : manager_.ListModels()) {
+    if (out.size() > kMostModelCurves) break;
+    const absl::StatusOr<HitRatioCurve> curve = manager_.Curve(info.id, /*since_start=*/false);
+    if (curve.ok()) out.push_back({info.id.ToHex(), TierCurves(*curve, stats)});
+  }
+  return out;
+}
+
 MetricsSnapshot Daemon::Snapshot() const {
   MetricsSnapshot out;
   out.manager = manager_.stats();
+  out.curves = Curves(out.manager);
+  out.curve_stats = manager_.curve_stats();
   if (ssd_ != nullptr) out.ssd = ssd_->stats();
   for (int i = 0; i < kRpcs; ++i) {
     out.rpcs.push_back(SnapshotRpc(kRpcNames[i], rpc_stats_.of(static_cast<Rpc>(i))));

@@ -102,12 +102,37 @@ absl::StatusOr<PartView> FetchSession::WaitFor(AheadRead* read, TimePoint deadli
 
 StoreSession::~StoreSession() {
   TierManager::Erasures erasures;
+  uint64_t block_bytes = 0;
   {
     MutexLock lock(manager_->mutex_);
+    block_bytes = manager_->models_[model_]->block_bytes;
     manager_->UnpinLocked(held(), &erasures);
     manager_->DropSpaceRefLocked(space_);
   }
   manager_->Erase(erasures);
+  TellCurve(block_bytes);
+}
+
+// Blocks that found no room would be there in a larger cache. Of several parts the first counts.
+bool StoreSession::WasReferredTo(const Block& block) const {
+  return block.created ||
+         (block.entry == kNoEntry && block.reason == RejectReason::kNoSpace && part_ == 0);
+}
+
+void StoreSession::TellCurve(uint64_t block_bytes) const {
+  const auto stored = std::count_if(blocks_.begin(), blocks_.end(),
+                                    [this](const Block& block) { return WasReferredTo(block); });
+  if (stored == 0) return;
+  std::vector<SampledBlock> before;
+  std::vector<SampledBlock> referred;
+  for (const SampledBlock& block : sampled_) {
+    if (block.depth < first_absent_) {
+      before.push_back(block);
+    } else if (block.depth >= first_ && WasReferredTo(blocks_[block.depth - first_])) {
+      referred.push_back(block);
+    }
+  }
+  manager_->curve_.AddStore({model_, block_bytes, referred}, static_cast<uint64_t>(stored), before);
 }
 
 bool StoreSession::WouldBlock() const { return manager_->ssd_ != nullptr; }
@@ -182,6 +207,7 @@ RejectReason StoreSession::CommitLocked(Block* block, uint32_t depth, uint64_t c
       const auto parts = static_cast<uint16_t>(manager_->models_[model_]->part_bytes.size());
       entry = manager_->index_.Insert(identity, space_, model_, depth, parts, previous);
       ++manager_->spaces_.at(space_).refs;
+      block->created = true;
     }
     manager_->AddPinLocked(entry);
     block->entry = entry;

@@ -66,11 +66,12 @@ class StoreSession {
     RejectReason reason = RejectReason::kNone;
     uint64_t present_checksum = 0;  // with kAlreadyPresent
     EntryId entry = kNoEntry;       // pinned by this session
+    bool created = false;           // by this session: no tier had any of it
     Slot slot;
   };
   StoreSession(TierManager* manager, SpaceId space, uint32_t model, uint16_t part,
                uint64_t part_bytes, uint32_t first, std::vector<EntryId> ancestors,
-               std::vector<Block> blocks)
+               std::vector<Block> blocks, std::vector<SampledBlock> sampled)
       : manager_(manager),
         space_(space),
         model_(model),
@@ -78,7 +79,9 @@ class StoreSession {
         part_bytes_(part_bytes),
         first_(first),
         path_(std::move(ancestors)),
-        blocks_(std::move(blocks)) {}
+        blocks_(std::move(blocks)),
+        first_absent_(static_cast<uint32_t>(path_.size())),
+        sampled_(std::move(sampled)) {}
   ~StoreSession();
   StoreSession(const StoreSession&) = delete;
   StoreSession& operator=(const StoreSession&) = delete;
@@ -112,6 +115,8 @@ class StoreSession {
   RejectReason CommitLocked(Block* block, uint32_t depth, uint64_t checksum,
                             TierManager::Erasures* erasures) KVTIER_REQUIRES(manager_->mutex_);
   bool Spill(uint32_t block, TimePoint deadline);
+  bool WasReferredTo(const Block& block) const;
+  void TellCurve(uint64_t block_bytes) const;
   std::span<const EntryId> held() const { return std::span(path_).subspan(held_from_); }
 
   TierManager* const manager_;
@@ -125,6 +130,8 @@ class StoreSession {
   std::vector<EntryId> path_;
   uint32_t held_from_ = 0;
   std::vector<Block> blocks_;
+  const uint32_t first_absent_;              // of the prompt, when the session began
+  const std::vector<SampledBlock> sampled_;  // of the prompt, up to the last block named
 };
 
 }  // namespace kvtier

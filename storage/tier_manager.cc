@@ -66,6 +66,7 @@ TierManager::TierManager(ManagerOptions options, std::unique_ptr<MemoryTier> gpu
       lease_seed_(RandomSeed()),
       write_tokens_(options.ssd_write_limit, clock->Now()) {
   KVTIER_CHECK(ram_ != nullptr);
+  TellCurveOfCapacity();
 }
 
 TierManager::~TierManager() {
@@ -225,7 +226,9 @@ bool TierManager::TakeGroupsLocked(EntryId block, uint64_t depth, LookupResult* 
   return goes_on;
 }
 
-void TierManager::CountLookup(uint64_t blocks, const LookupResult& result) {
+void TierManager::CountLookup(uint64_t blocks, const LookupResult& result, const Walk& walk) {
+  curve_.AddLookup({walk.model->number, walk.model->block_bytes, walk.sampler->sampled()}, blocks,
+                   result.blocks);
   MutexLock lock(mutex_);
   ++counts_.lookups;
   counts_.lookup_blocks += blocks;
@@ -275,6 +278,10 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
       if (!entry.ssd_hit) entry.ssd_hit = true;
       previous = block;
       key = entry.key;
+      // What a group has beyond the last complete block was not found.
+      if (result != nullptr && result->blocks > depth) {
+        walk->sampler->Take(static_cast<uint32_t>(depth), key);
+      }
     }
   } while (prompt.cursor.position() < limit);
   return absl::OkStatus();
@@ -285,9 +292,10 @@ absl::StatusOr<LookupResult> TierManager::Lookup(PromptRef& prompt, const Lookup
   const bool pin = lease || options.promote_to.has_value();
   LookupResult result;
   Walk walk;
+  walk.sampler.emplace(curve_.Sampler());
   KVTIER_RETURN_IF_ERROR(WalkPrompt(prompt, prompt.cursor.blocks(), pin, &result, &walk));
   for (uint32_t& leading : result.group_blocks) leading = std::max(leading, result.blocks);
-  if (!options.before_store) CountLookup(prompt.cursor.blocks(), result);
+  if (!options.before_store) CountLookup(prompt.cursor.blocks(), result, walk);
   if (walk.path.empty()) return result;
   auto pins = std::make_shared<const PinSet>(this, std::move(walk.path));
   if (lease) {
@@ -493,6 +501,7 @@ absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef&
 
   std::vector<StoreSession::Block> blocks(count);
   std::vector<EntryId> path;
+  PathSampler sampler = curve_.Sampler();
   BlockKey key = prompt.cursor.root();
   const Model* model = nullptr;
   SpaceId space = 0;
@@ -508,6 +517,7 @@ absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef&
       AddPinLocked(block);
       path.push_back(block);
       key = index_.entry(block).key;
+      sampler.Take(static_cast<uint32_t>(i), key);
       if (i < first) continue;
       blocks[i - first].entry = block;
       const PartState& state = index_.parts(block)[part];
@@ -520,6 +530,7 @@ absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef&
   for (uint64_t i = path.size(); i < end; ++i) {
     const BlockKey parent = key;
     key = ChildKey(parent, identities[i]);
+    sampler.Take(static_cast<uint32_t>(i), key);
     if (i < first) continue;
     StoreSession::Block& block = blocks[i - first];
     block.key = key;
@@ -528,7 +539,7 @@ absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef&
   }
   return std::make_unique<StoreSession>(this, space, model->number, static_cast<uint16_t>(part),
                                         model->part_bytes[part], first, std::move(path),
-                                        std::move(blocks));
+                                        std::move(blocks), sampler.sampled());
 }
 
 // --- Dropping
@@ -669,6 +680,25 @@ absl::StatusOr<uint64_t> TierManager::RemoveModel(const ModelId& id) {
 }
 
 // --- Figures
+
+absl::StatusOr<HitRatioCurve> TierManager::Curve(const std::optional<ModelId>& model,
+                                                 bool since_start) const {
+  std::optional<uint32_t> number;
+  if (model.has_value()) {
+    MutexLock lock(mutex_);
+    KVTIER_ASSIGN_OR_RETURN(const Model* known, FindModelLocked(*model));
+    number = known->number;
+  }
+  return curve_.Curve(number, since_start);
+}
+
+void TierManager::TellCurveOfCapacity() {
+  uint64_t bytes = 0;
+  for (TierKind kind : kAllTiers) {
+    if (tier(kind) != nullptr) bytes += tier(kind)->usage().capacity_bytes;
+  }
+  curve_.SetCapacity(bytes);
+}
 
 ManagerStats TierManager::stats() const {
   MutexLock lock(mutex_);

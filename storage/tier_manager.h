@@ -38,6 +38,7 @@
 #include "common/prompt.h"
 #include "common/token_bucket.h"
 #include "storage/block_index.h"
+#include "storage/hit_curve.h"
 #include "storage/memory_tier.h"
 #include "storage/tier.h"
 
@@ -225,6 +226,10 @@ class TierManager {
   static uint64_t RecordBytes(uint64_t payload, uint64_t identity);
 
   bool has_ssd() const { return ssd_ != nullptr; }
+  // What other sizes would find: of one model or of all; of the window or since the start. Errors:
+  // NOT_FOUND (model).
+  absl::StatusOr<HitRatioCurve> Curve(const std::optional<ModelId>& model, bool since_start) const;
+  HitCurveStats curve_stats() const { return curve_.stats(); }
   ManagerStats stats() const;
 
   // Aborts when the index, the orders, the pools and the counts disagree. Only while no call is in
@@ -263,6 +268,7 @@ class TierManager {
   struct Walk {
     Model* model = nullptr;
     std::vector<EntryId> path;  // pinned
+    std::optional<PathSampler> sampler;
   };
   // What leaves its tier once the lock is released.
   struct Erasures {
@@ -316,7 +322,9 @@ class TierManager {
   bool GroupPresentLocked(EntryId block, uint32_t group) const KVTIER_REQUIRES(mutex_);
   bool TakeGroupsLocked(EntryId block, uint64_t depth, LookupResult* result) const
       KVTIER_REQUIRES(mutex_);
-  void CountLookup(uint64_t blocks, const LookupResult& result) KVTIER_EXCLUDES(mutex_);
+  void CountLookup(uint64_t blocks, const LookupResult& result, const Walk& walk)
+      KVTIER_EXCLUDES(mutex_);
+  void TellCurveOfCapacity() KVTIER_EXCLUDES(mutex_);
   absl::Status WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, LookupResult* result,
                           Walk* walk) KVTIER_EXCLUDES(mutex_);
   absl::StatusOr<LeaseId> AddLeaseLocked(const Model& model, std::shared_ptr<const PinSet> pins,
@@ -440,6 +448,7 @@ class TierManager {
   const uint64_t lease_seed_;
 
   // Synchronise themselves.
+  HitCurve curve_;
   Mutex resize_mutex_;  // one resize at a time; taken before the others
   // One writer to SSD at a time; held while it writes.
   Mutex ssd_write_mutex_ KVTIER_ACQUIRED_AFTER(resize_mutex_);

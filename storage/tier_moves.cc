@@ -438,6 +438,7 @@ absl::StatusOr<ResizeResult> TierManager::SetCapacity(TierKind kind, uint64_t by
   } else {
     KVTIER_RETURN_IF_ERROR(ResizeMemory(kind, bytes));
   }
+  TellCurveOfCapacity();
   result.evicted_blocks = evictions() - evicted_before;
   result.backed_bytes = tier(kind)->usage().backed_bytes;
   return result;

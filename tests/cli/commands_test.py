@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import daemon as support  # noqa: E402
 
 KVTIER = os.environ["KVTIER"]
-COMMANDS = ["status", "models", "set-capacity", "reset", "unregister", "drain", "size", "inspect",
+COMMANDS = ["status", "models", "curve", "set-capacity", "reset", "unregister", "drain", "size", "inspect",
             "replay"]
 SECONDS = 120
 
@@ -266,6 +266,35 @@ class WithDaemon(DaemonTestCase):
         self.assertEqual((whole["scope"], whole["dropped_blocks"]), ("model", first["stored_blocks"]))
         self.admin("unregister", "--model", model["model_id"])
         self.assertEqual(self.admin("models")["models"], [])
+
+    def test_curve(self):
+        empty = self.admin("curve")
+        self.assertEqual((empty["lookups"], empty["hit_ratio"]), (0, 0))
+        run = self.replay(requests=600)
+        curve = self.admin("curve")
+        self.assertEqual((curve["lookups"], curve["lookup_blocks"], curve["hit_blocks"]),
+                         (run["requests"], run["blocks"], run["hit_blocks"]))
+        self.assertEqual(curve["sampling_rate"], 1)
+        ram = curve["tiers"][0]
+        self.assertEqual(ram["tier"], "ram")
+        ratios = [point["hit_ratio"] for point in ram["points"]]
+        self.assertEqual(ratios, sorted(ratios))
+        self.assertEqual([round(p["scale"], 2) for p in ram["points"]],
+                         [0.25, 0.35, 0.5, 0.71, 1, 1.41, 2, 2.83, 4, 5.66, 8, 11.31, 16])
+        now = next(point for point in ram["points"] if point["scale"] == 1)
+        self.assertEqual(now["capacity_bytes"], ram["capacity_bytes"])
+        # All that was stored fits, so what was found is what the largest size would find.
+        self.assertAlmostEqual(now["hit_ratio"], run["hit_blocks"] / run["blocks"], delta=1e-6)
+        self.assertAlmostEqual(ratios[-1], now["hit_ratio"], delta=1e-6)
+
+        model = self.admin("models")["models"][0]["model_id"]
+        self.assertEqual(self.admin("curve", "--model", model, "--since-start"), curve)
+        unknown = self.admin("curve", "--model", "0" * 32, code=1)
+        self.assertEqual(unknown["error"]["code"], "NOT_FOUND")
+        self.assertGreater(self.admin("status")["hit_curve"]["ghost_blocks"], 100)
+        _, text, _ = kvtier("curve", "--admin", self.daemon.admin_address)
+        self.assertRegex(text, r"ram, now .*: hits in this tier")
+        self.assertRegex(text, r"1\.00x +[0-9.]+ .iB +0\.[0-9]{3} +\|#+ *\|")
 
     def test_reset_with_a_salt(self):
         salt = os.path.join(self.folder.name, "salt")

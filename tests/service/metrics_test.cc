@@ -56,6 +56,19 @@ TEST(MetricsTest, CountsAreExact) {
                           HasSubstr("kvtier_tier_capacity_bytes{tier=\"ssd\"} 0\n")));
 }
 
+TEST(MetricsTest, CurvesHaveAPointForEachPowerOfTwo) {
+  MetricsSnapshot snapshot = Example();
+  snapshot.curves.push_back({"all", TierCurves(HitRatioCurve(), snapshot.manager)});
+  snapshot.curve_stats.memory_bytes = 77;
+  const std::string text = Text(snapshot);
+  const std::string ram = "kvtier_estimated_hit_ratio{tier=\"ram\",scale=\"";
+  for (const char* scale : {"0.25", "0.5", "1", "2", "4", "8", "16"}) {
+    EXPECT_THAT(text, HasSubstr(ram + scale + "\",model=\"all\"} 0\n"));
+  }
+  EXPECT_THAT(text, AllOf(Not(HasSubstr(ram + "1.4")), Not(HasSubstr("ratio{tier=\"ssd\"")),
+                          HasSubstr("kvtier_hit_curve_bytes 77\n")));
+}
+
 TEST(MetricsTest, HitsAndMissesOfATierAreWhatItWasAskedFor) {
   const std::string text = Text(Example());
   EXPECT_THAT(text, AllOf(HasSubstr("kvtier_tier_hits_total{tier=\"gpu\"} 6\n"),
