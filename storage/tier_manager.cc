@@ -709,6 +709,9 @@ ManagerStats TierManager::stats() const {
     stats.on = true;
     stats.usage = tier(kind)->usage();
     stats.blocks = index_.complete_in(kind);
+    for (const auto& model : models_) {
+      stats.payload_bytes += model->blocks[static_cast<int>(kind)] * model->block_bytes;
+    }
   }
   out.models = model_numbers_.size();
   out.blocks = index_.complete_blocks();

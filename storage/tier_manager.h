@@ -126,6 +126,7 @@ struct TierStats {
   bool on = false;
   TierUsage usage;
   uint64_t blocks = 0;
+  uint64_t payload_bytes = 0;  // of those blocks
   uint64_t hits = 0;
   uint64_t evictions = 0;
   uint64_t promotions = 0;
