@@ -294,7 +294,7 @@ class WithDaemon(DaemonTestCase):
         self.assertGreater(self.admin("status")["hit_curve"]["ghost_blocks"], 100)
         _, text, _ = kvtier("curve", "--admin", self.daemon.admin_address)
         self.assertRegex(text, r"ram, now .*: hits in this tier")
-        self.assertRegex(text, r"1\.00x +[0-9.]+ .iB +0\.[0-9]{3} +\|#+ *\|")
+        self.assertRegex(text, r"1\.00x +[0-9.]+ ?.iB +0\.[0-9]{3} +\|#+ *\|")
 
     def test_reset_with_a_salt(self):
         salt = os.path.join(self.folder.name, "salt")
