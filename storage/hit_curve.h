@@ -138,10 +138,10 @@ class HitCurve {
   static constexpr size_t kMostModels = 64;
   // Sizes up to so many times the present capacity are asked about.
   static constexpr uint64_t kHorizon = 16;
-  // A sampled block costs about 50 ns; a Lookup takes 50 us and up, and about 60 ns for each of
-  // its blocks.
+  // A sampled block costs 50 to 150 ns, and any block a comparison; a Lookup takes 50 us and up,
+  // and about 50 ns for each of its blocks.
   static constexpr int64_t kFreePerLookup = 8;
-  static constexpr int64_t kFreePerBlock = 96;
+  static constexpr int64_t kFreePerBlock = 512;
 
   explicit HitCurve(HitCurveOptions options = {});
 
