@@ -69,7 +69,7 @@ void Fill(uint64_t blocks, BlockIndex* index) {
     for (uint32_t depth = 0; depth < identities.size() && index->size() < blocks; ++depth) {
       id = index->Insert(identities[depth], kSpace, 0, depth, 1, id);
       index->SetLocation(id, 0, TierKind::kRam, index->size());
-      index->PushNewest(id, TierKind::kRam);
+      index->Enlist(id, TierKind::kRam);
     }
   }
 }

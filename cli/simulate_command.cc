@@ -71,24 +71,39 @@ void AddTierFlags(CLI::App* command, SimulateFlags* flags) {
       ->needs(tiers);
 }
 
+std::string PolicyHelp() {
+  std::string out =
+      "The trace's requests go through caches of the given sizes, in file order, from empty. A hit "
+      "is a\nblock of the longest prefix that is there; the rest is stored. Policies:\n";
+  for (const PolicyName& policy : PolicyNames()) {
+    absl::StrAppend(&out, "  ", std::string(policy.name), std::string(10 - policy.name.size(), ' '),
+                    std::string(policy.meaning), "\n");
+  }
+  return out;
+}
+
 }  // namespace
 
 void AddSimulateCommand(CLI::App& parent, Invocation* invocation) {
-  CLI::App* command =
-      AddCommand(parent, "simulate", "Hit ratios of a request trace by cache size and policy",
-                 "kvtier simulate --trace chat.jsonl.zst --capacity 1%,5%,10% --json", invocation);
+  CLI::App* command = AddCommand(
+      parent, "simulate", "Hit ratios of a request trace by cache size and policy",
+      "kvtier simulate --trace chat.jsonl.zst --policy lru,min --capacity 1%,5%,10%", invocation);
+  command->footer(PolicyHelp() + command->get_footer());
   auto flags = std::make_shared<SimulateFlags>();
   SimulateOptions& options = flags->simulate;
   AddTraceFileFlags(command, &options.trace, &options.reader)->required();
-  command->add_option("--policy", options.policies, "Policies, separated by commas")
+  command->add_option("--policy", options.policies, "Policies, separated by commas; listed below")
       ->delimiter(',')
       ->capture_default_str();
   command
       ->add_option("--capacity", flags->capacities,
                    "Cache sizes, separated by commas: blocks (1828), a share of the trace's "
                    "distinct blocks (5%), or bytes (64MiB, with --block-bytes)")
-      ->delimiter(',')
-      ->required();
+      ->delimiter(',');
+  command->add_flag("--curve", options.curve,
+                    "The exact hit ratio of lru at sizes from one block to all, from one pass");
+  command->add_flag("--timing", options.timing,
+                    "Time of each policy and size, beside a plain hash map's over the same blocks");
   AddTierFlags(command, flags.get());
   command->add_option("--block-bytes", flags->block_bytes, "Payload of one block");
   command

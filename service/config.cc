@@ -52,6 +52,9 @@ const ConfigField kFields[] = {
      Unit::kBytes, 0, kTiB},
     {"ssd-read-threads", &Config::ssd_read_threads, "reads from SSD at a time", Unit::kNone, 1,
      256},
+    {"eviction", &Config::eviction,
+     "what leaves RAM and GPU first. lru: the least recently used; protected: of what was not used "
+     "again, keeping up to 30 percent of a tier for what was"},
     {"max-tokens", &Config::max_tokens, "tokens in one prompt", Unit::kNone, 1, 16 * kMiB},
     {"max-engine-hashes", &Config::max_engine_hashes, "engine hashes in one prompt", Unit::kNone, 1,
      kMiB},
@@ -124,6 +127,11 @@ struct Assign {
   bool operator()(LogLevel Config::*member) const {
     return ParseLogLevel(text, &(config->*member));
   }
+  bool operator()(Eviction Config::*member) const {
+    const std::optional<Eviction> eviction = ParseEviction(text);
+    if (eviction) config->*member = *eviction;
+    return eviction.has_value();
+  }
   bool operator()(uint64_t Config::*member) const {
     const std::optional<uint64_t> value = ParseNumber(text, field.unit);
     if (!value || *value < field.min || *value > field.max) return false;
@@ -144,10 +152,18 @@ struct ToText {
   std::string operator()(LogLevel Config::*member) const {
     return std::string(kLevelNames[static_cast<int>(config.*member)]);
   }
+  std::string operator()(Eviction Config::*member) const {
+    return std::string(kEvictionNames[static_cast<int>(config.*member)]);
+  }
   std::string operator()(uint64_t Config::*member) const {
     return NumberText(config.*member, field.unit);
   }
 };
+
+template <size_t N>
+std::string Names(const std::string_view (&names)[N]) {
+  return absl::StrJoin(std::vector<std::string>(std::begin(names), std::end(names)), ", ");
+}
 
 const ConfigField* FindField(std::string_view name) {
   const auto field = std::find_if(std::begin(kFields), std::end(kFields),
@@ -371,10 +387,8 @@ std::string FieldRange(const ConfigField& field) {
                         field.unit == Unit::kMilliseconds ? " milliseconds" : "");
   }
   if (std::holds_alternative<bool Config::*>(field.member)) return "true or false";
-  if (std::holds_alternative<LogLevel Config::*>(field.member)) {
-    return absl::StrJoin(std::vector<std::string>(std::begin(kLevelNames), std::end(kLevelNames)),
-                         ", ");
-  }
+  if (std::holds_alternative<LogLevel Config::*>(field.member)) return Names(kLevelNames);
+  if (std::holds_alternative<Eviction Config::*>(field.member)) return Names(kEvictionNames);
   return "text";
 }
 

@@ -13,6 +13,7 @@
 
 #include "common/log.h"
 #include "common/status.h"
+#include "storage/eviction_order.h"
 
 namespace kvtier {
 
@@ -30,6 +31,7 @@ struct Config {
   uint64_t ssd_bytes = 0;
   uint64_t ssd_write_limit = 0;  // bytes per second; 0: none
   uint64_t ssd_read_threads = 8;
+  Eviction eviction = Eviction::kLru;
 
   uint64_t max_tokens = 1048576;
   uint64_t max_engine_hashes = 65536;
@@ -44,8 +46,9 @@ struct Config {
   uint64_t executor_threads = 4;
 };
 
-using ConfigMember = std::variant<std::string Config::*, std::vector<std::string> Config::*,
-                                  bool Config::*, LogLevel Config::*, uint64_t Config::*>;
+using ConfigMember =
+    std::variant<std::string Config::*, std::vector<std::string> Config::*, bool Config::*,
+                 LogLevel Config::*, Eviction Config::*, uint64_t Config::*>;
 
 // One row of the table. `name` is the flag without dashes and the key in the file; the environment
 // variable is KVTIER_ and the name in capitals with _ for -.

@@ -17,8 +17,9 @@ bool PartState::present() const {
   return std::any_of(at.begin(), at.end(), [](Location l) { return l != kNoLocation; });
 }
 
-BlockIndex::BlockIndex()
-    : orders_{Order(EntryLinks{&chunks_, 0}), Order(EntryLinks{&chunks_, 1})} {}
+BlockIndex::BlockIndex(Eviction eviction)
+    : orders_{Order(EntryLinks{&chunks_, 0}, ProtectedPercent(eviction)),
+              Order(EntryLinks{&chunks_, 1}, ProtectedPercent(eviction))} {}
 
 BlockIndex::~BlockIndex() {
   for (EntryId id = 0; id < next_fresh_; ++id) {
@@ -155,14 +156,17 @@ void BlockIndex::SetLocation(EntryId id, uint16_t part, TierKind tier, Location 
   complete_in_[t] += static_cast<int>(CompleteIn(id, tier)) - static_cast<int>(was_complete_in);
 }
 
-void BlockIndex::PushNewest(EntryId id, TierKind tier) {
+void BlockIndex::Enlist(EntryId id, TierKind tier) {
   KVTIER_CHECK(!entry(id).detached);
-  order(tier).PushNewest(id);
+  order(tier).Place(id, kNoEntry);
 }
 
-void BlockIndex::Use(EntryId id, EntryId parent, TierKind tier) {
-  KVTIER_CHECK(!entry(id).detached);
-  order(tier).Use(id, parent);
+void BlockIndex::Use(EntryId id, EntryId parent) {
+  for (TierKind tier : kMemoryTiers) order(tier).Use(id, parent);
+}
+
+void BlockIndex::Renew(EntryId id, EntryId parent) {
+  for (TierKind tier : kMemoryTiers) order(tier).Renew(id, parent);
 }
 
 uint64_t BlockIndex::memory_bytes() const {
@@ -202,14 +206,18 @@ void BlockIndex::CheckInvariants() const {
   KVTIER_CHECK(complete_in == complete_in_);
   for (TierKind tier : kMemoryTiers) {
     const int t = static_cast<int>(tier);
-    uint64_t walked = 0;
+    uint64_t walked = 0, shielded = 0;
     EntryId older = kNoEntry;
     for (EntryId id = oldest(tier); id != kNoEntry; id = NextNewer(id, tier)) {
-      KVTIER_CHECK(entry(id).listed(tier) && NextOlder(id, tier) == older);
+      const OrderLinks& links = entry(id).order[Entry::OrderOf(tier)];
+      KVTIER_CHECK(links.listed && links.older == older);
+      shielded += links.used;
+      KVTIER_CHECK(links.used == (shielded > 0));
       older = id;
       ++walked;
     }
     KVTIER_CHECK(newest(tier) == older && walked == listed[t] && walked == order(tier).size());
+    KVTIER_CHECK(shielded == order(tier).protected_size());
   }
 }
 

@@ -82,7 +82,7 @@ static_assert(sizeof(Entry) == 128);
 // Not thread-safe.
 class BlockIndex {
  public:
-  BlockIndex();
+  explicit BlockIndex(Eviction eviction = Eviction::kLru);
   ~BlockIndex();
   BlockIndex(const BlockIndex&) = delete;
   BlockIndex& operator=(const BlockIndex&) = delete;
@@ -115,11 +115,16 @@ class BlockIndex {
   bool CompleteIn(EntryId id, TierKind tier) const;
   bool AnyIn(EntryId id, TierKind tier) const;
 
-  // The order of one memory tier. A block may be listed in it unless it is detached.
-  void PushNewest(EntryId id, TierKind tier);
-  // EvictionOrder::Use: as part of a walk from the root that came from `parent`.
-  void Use(EntryId id, EntryId parent, TierKind tier);
+  // The order of one memory tier: see EvictionOrder. A block may be listed unless it is detached.
+  // As the newest of its kind: whoever was in use with it, and is its ancestor, comes after it.
+  void Enlist(EntryId id, TierKind tier);
+  // A walk from the root has come to the block from `parent`, or kNoEntry: it is used, or only
+  // renewed, in all memory tiers. In those where it is not listed it stays so.
+  void Use(EntryId id, EntryId parent);
+  void Renew(EntryId id, EntryId parent);
+  // While it is in use / because it leaves the tier.
   void Unlist(EntryId id, TierKind tier) { order(tier).Unlist(id); }
+  void Leave(EntryId id, TierKind tier) { order(tier).Leave(id); }
   EntryId oldest(TierKind tier) const { return order(tier).oldest(); }
   EntryId newest(TierKind tier) const { return order(tier).newest(); }
   EntryId NextNewer(EntryId id, TierKind tier) const { return order(tier).Newer(id); }

@@ -43,10 +43,11 @@ bool TakeWhole(Entry* entry, uint64_t depth, LookupResult* result) {
   return true;
 }
 
-// Whether its last use left the block in RAM next to its parent, or the newest of all.
-bool IsBeside(const Entry& entry, EntryId parent) {
+// Whether using the block once more leaves it where it is in RAM's order: next to its parent, or
+// the newest of all; and protected, where blocks are.
+bool IsBeside(const Entry& entry, EntryId parent, bool protects) {
   const OrderLinks& links = entry.order[Entry::OrderOf(TierKind::kRam)];
-  return !links.listed || links.newer == parent;
+  return (!links.listed || links.newer == parent) && (links.used || !protects);
 }
 
 }  // namespace
@@ -64,6 +65,7 @@ TierManager::TierManager(ManagerOptions options, std::unique_ptr<MemoryTier> gpu
       executors_(executors),
       clock_(clock),
       lease_seed_(RandomSeed()),
+      index_(options.eviction),
       write_tokens_(options.ssd_write_limit, clock->Now()) {
   KVTIER_CHECK(ram_ != nullptr);
   TellCurveOfCapacity();
@@ -236,11 +238,12 @@ void TierManager::CountLookup(uint64_t blocks, const LookupResult& result, const
   for (const auto& [kind, hits] : result.runs) counts_.tiers[static_cast<int>(kind)].hits += hits;
 }
 
-// Goes down the prompt's leading blocks that exist, at most `limit`. Each is pinned into
-// walk->path, or touched: so none needs a second look. With a result it ends where Lookup's answer
-// does. The lock is given up now and then, for others.
-absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin,
+// Goes down the prompt's leading blocks that exist, at most `limit`. Each becomes recent, and used
+// when the walk is a use; it may be pinned, into walk->path: so none needs a second look. With a
+// result it ends where Lookup's answer does. The lock is given up now and then, for others.
+absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, bool is_use,
                                      LookupResult* result, Walk* walk) {
+  const bool protects = options_.eviction != Eviction::kLru;
   SpaceId space = 0;
   EntryId previous = kNoEntry;
   BlockKey key = prompt.cursor.root();
@@ -271,8 +274,9 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
       if (pin) {
         AddPinLocked(block);
         walk->path.push_back(block);
-      } else if (gpu_ != nullptr || !IsBeside(entry, previous)) {
-        TouchLocked(block, previous);
+      }
+      if (gpu_ != nullptr || !IsBeside(entry, previous, protects)) {
+        is_use ? index_.Use(block, previous) : index_.Renew(block, previous);
       }
       // A line that is not written stays in every core's cache.
       if (!entry.ssd_hit) entry.ssd_hit = true;
@@ -293,7 +297,8 @@ absl::StatusOr<LookupResult> TierManager::Lookup(PromptRef& prompt, const Lookup
   LookupResult result;
   Walk walk;
   walk.sampler.emplace(curve_.Sampler());
-  KVTIER_RETURN_IF_ERROR(WalkPrompt(prompt, prompt.cursor.blocks(), pin, &result, &walk));
+  KVTIER_RETURN_IF_ERROR(
+      WalkPrompt(prompt, prompt.cursor.blocks(), pin, !options.before_store, &result, &walk));
   for (uint32_t& leading : result.group_blocks) leading = std::max(leading, result.blocks);
   if (!options.before_store) CountLookup(prompt.cursor.blocks(), result, walk);
   if (walk.path.empty()) return result;
@@ -350,15 +355,8 @@ void TierManager::SettleLocked(EntryId block, Erasures* erasures) {
   }
   for (TierKind kind : kMemoryTiers) {
     if (!entry.listed(kind) && index_.AnyIn(block, kind)) {
-      index_.PushNewest(block, kind);
+      index_.Enlist(block, kind);
     }
-  }
-}
-
-// Use makes a path the most recent of the memory tiers it is in.
-void TierManager::TouchLocked(EntryId block, EntryId parent) {
-  for (TierKind kind : kMemoryTiers) {
-    if (index_.entry(block).listed(kind)) index_.Use(block, parent, kind);
   }
 }
 
@@ -459,7 +457,7 @@ absl::StatusOr<std::unique_ptr<FetchSession>> TierManager::BeginFetch(PromptRef&
                                                    prompt.cursor.blocks(), " full blocks"));
   }
   Walk walk;
-  KVTIER_RETURN_IF_ERROR(WalkPrompt(prompt, last, /*pin=*/true, nullptr, &walk));
+  KVTIER_RETURN_IF_ERROR(WalkPrompt(prompt, last, /*pin=*/true, /*is_use=*/true, nullptr, &walk));
   auto pins = std::make_shared<const PinSet>(this, std::move(walk.path));
   KVTIER_RETURN_IF_ERROR(CheckPart(part, walk.model->part_bytes.size()));
   return std::make_unique<FetchSession>(this, std::move(pins), first, last,
@@ -554,7 +552,7 @@ void TierManager::SetLocationLocked(EntryId block, uint16_t part, TierKind kind,
 
 void TierManager::DropFromTierLocked(EntryId block, TierKind kind, Erasures* erasures) {
   const int t = static_cast<int>(kind);
-  if (kind != TierKind::kSsd) index_.Unlist(block, kind);
+  if (kind != TierKind::kSsd) index_.Leave(block, kind);
   const std::span<const PartState> parts = index_.parts(block);
   for (uint16_t part = 0; part < parts.size(); ++part) {
     const Location at = parts[part].at[t];
@@ -725,6 +723,22 @@ ManagerStats TierManager::stats() const {
   return out;
 }
 
+// No block outlives its parent. With an SSD one may in RAM, where it comes back into the order when
+// its writing ends; its ancestors are on SSD then.
+void TierManager::CheckOrdersLocked() const {
+  if (ssd_ != nullptr) return;
+  for (TierKind kind : kMemoryTiers) {
+    absl::flat_hash_set<EntryId> newer;
+    for (EntryId id = index_.newest(kind); id != kNoEntry; id = index_.NextOlder(id, kind)) {
+      newer.insert(id);
+      const Entry& entry = index_.entry(id);
+      const EntryId parent = entry.depth == 0 ? kNoEntry : index_.FindKey(entry.parent);
+      if (parent == kNoEntry || !index_.entry(parent).listed(kind)) continue;
+      KVTIER_CHECK(newer.contains(parent));
+    }
+  }
+}
+
 void TierManager::CheckInvariants() const {
   MutexLock lock(mutex_);
   index_.CheckInvariants();
@@ -749,6 +763,7 @@ void TierManager::CheckInvariants() const {
     const bool only_memory = ssd_ == nullptr && !entry.detached && entry.depth > 0;
     if (only_memory) KVTIER_CHECK(index_.FindKey(entry.parent) != kNoEntry);
   }
+  CheckOrdersLocked();
   KVTIER_CHECK(pinned == counts_.pinned_blocks && leases_.size() == lease_ends_.size());
   uint64_t refs = 0;
   for (const auto& [id, space] : spaces_) refs += space.refs;

@@ -13,9 +13,9 @@
 //           it was written is written again ] -> ssd.Write -> [ commit ] -> old segments erased
 //
 // Brackets are the index lock: inside them no I/O and no copying of payload. In memory eviction is
-// least recently used, leaf first: each block of a path is placed on its parent's older side, so
-// heads are newer than tails and no block outlives its parent. The SSD is a log: segments leave
-// whole, oldest first.
+// least recently used, leaf first, with a protected segment if the operator chose one:
+// storage/eviction_order.h. No block outlives its parent. The SSD is a log: segments leave whole,
+// oldest first.
 #pragma once
 
 #include <array>
@@ -113,6 +113,7 @@ struct ManagerOptions {
   // Bytes per second that may be written to SSD; 0: no limit. Above it blocks leave RAM unwritten,
   // and are counted. DURABLE stores and what leases hold are written all the same, on credit.
   uint64_t ssd_write_limit = 0;
+  Eviction eviction = Eviction::kLru;  // of the memory tiers
 };
 
 // Where the manager's tasks run; all outlive it, and their tasks must have ended before it goes.
@@ -313,6 +314,7 @@ class TierManager {
   };
 
   // tier_manager.cc
+  void CheckOrdersLocked() const KVTIER_REQUIRES(mutex_);
   Tier* tier(TierKind kind) const { return tiers_[static_cast<int>(kind)]; }
   absl::StatusOr<Model*> FindModelLocked(const ModelId& id) const KVTIER_REQUIRES(mutex_);
   ModelInfo InfoLocked(const Model& model) const KVTIER_REQUIRES(mutex_);
@@ -326,14 +328,13 @@ class TierManager {
   void CountLookup(uint64_t blocks, const LookupResult& result, const Walk& walk)
       KVTIER_EXCLUDES(mutex_);
   void TellCurveOfCapacity() KVTIER_EXCLUDES(mutex_);
-  absl::Status WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, LookupResult* result,
-                          Walk* walk) KVTIER_EXCLUDES(mutex_);
+  absl::Status WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, bool is_use,
+                          LookupResult* result, Walk* walk) KVTIER_EXCLUDES(mutex_);
   absl::StatusOr<LeaseId> AddLeaseLocked(const Model& model, std::shared_ptr<const PinSet> pins,
                                          const LookupOptions& options) KVTIER_REQUIRES(mutex_);
   void EndAllLeases() KVTIER_EXCLUDES(mutex_);
   std::shared_ptr<const PinSet> RemoveLeaseLocked(LeaseId id) KVTIER_REQUIRES(mutex_);
   void AddPinLocked(EntryId block) KVTIER_REQUIRES(mutex_);
-  void TouchLocked(EntryId block, EntryId parent) KVTIER_REQUIRES(mutex_);
   void Unpin(std::span<const EntryId> path) KVTIER_EXCLUDES(mutex_);
   void UnpinLocked(std::span<const EntryId> path, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   void SettleLocked(EntryId block, Erasures* erasures) KVTIER_REQUIRES(mutex_);

@@ -56,9 +56,17 @@ absl::StatusOr<CapacitySpec> ParseCapacity(const std::string& text) {
   return CapacitySpec{CapacitySpec::Unit::kBytes, static_cast<double>(*bytes)};
 }
 
-const std::vector<std::string>& PolicyNames() {
-  static const auto& names = *new std::vector<std::string>{"lru"};
-  return names;
+std::span<const PolicyName> PolicyNames() {
+  static constexpr PolicyName kNames[] = {
+      {"lru", "kvtierd's default: least recently used, leaves first"},
+      {"protected", "kvtierd's other one: 30 % kept for blocks that were used again"},
+      {"slru", "the same with 50 %"},
+      {"lru-root", "least recently used, heads before their tails"},
+      {"arc", "ARC"},
+      {"s3fifo", "S3-FIFO"},
+      {"min", "the optimum: knows the future"},
+  };
+  return kNames;
 }
 
 absl::Status CheckOptions(const SimulateOptions& options) {
@@ -66,7 +74,11 @@ absl::Status CheckOptions(const SimulateOptions& options) {
     return absl::InvalidArgumentError("block-tokens is 0, the least is 1");
   }
   KVTIER_RETURN_IF_ERROR(CheckTiers(options));
-  const std::vector<std::string>& known = PolicyNames();
+  if (options.capacities.empty() && !options.curve) {
+    return absl::InvalidArgumentError("capacity is not given, nor is curve: one of them must be");
+  }
+  std::vector<std::string> known;
+  for (const PolicyName& policy : PolicyNames()) known.emplace_back(policy.name);
   for (const std::string& policy : options.policies) {
     if (std::find(known.begin(), known.end(), policy) != known.end()) continue;
     return absl::InvalidArgumentError(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,10 +38,16 @@ struct SimulateOptions {
   std::vector<CapacitySpec> ssd_capacities;
   uint64_t segment_blocks = 0;  // TierSizes::segment
   std::vector<Convention> conventions = {Convention::kAll, Convention::kFull};
+  bool curve = false;   // exact hit ratios of lru from one block to all
+  bool timing = false;  // measure a plain walk of a hash map beside the policies
 };
 
-// Names that `policies` may have.
-const std::vector<std::string>& PolicyNames();
+// Names that `policies` may have, each with a line for people.
+struct PolicyName {
+  std::string_view name;
+  std::string_view meaning;
+};
+std::span<const PolicyName> PolicyNames();
 
 // INVALID_ARGUMENT naming field, value and limit.
 absl::Status CheckOptions(const SimulateOptions& options);

@@ -12,7 +12,7 @@ uint32_t OrderedCache::Request(std::span<const EntryId> path) {
   const uint32_t hits = used;
   for (; used < path.size(); ++used) {
     if (order_.size() == capacity_ && !MakeRoom(path.first(used))) break;
-    order_.Use(path[used], parent);
+    order_.Place(path[used], parent);
     parent = path[used];
   }
   return hits;
@@ -26,7 +26,7 @@ bool OrderedCache::MakeRoom(std::span<const EntryId> used) {
     used = used.first(used.size() - 1);
   }
   if (oldest == kNoEntry) return false;
-  order_.Unlist(oldest);
+  order_.Leave(oldest);
   return true;
 }
 

@@ -9,7 +9,8 @@ namespace kvtier::cli {
 
 class OrderedCache final : public SimulatedCache {
  public:
-  explicit OrderedCache(uint64_t capacity) : capacity_(capacity), order_(ArrayLinks{&links_}) {}
+  OrderedCache(uint64_t capacity, uint32_t protected_percent)
+      : capacity_(capacity), order_(ArrayLinks{&links_}, protected_percent) {}
 
   void Grow(EntryId end) override { links_.resize(end); }
   uint32_t Request(std::span<const EntryId> path) override;

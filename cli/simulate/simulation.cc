@@ -2,10 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
 
+#include "absl/container/flat_hash_map.h"
 #include "cli/simulate/block_numbers.h"
+#include "cli/simulate/comparisons.h"
+#include "cli/simulate/optimum.h"
 #include "cli/simulate/ordered_cache.h"
+#include "cli/simulate/references.h"
+#include "cli/simulate/stack_distance.h"
+#include "common/bytes.h"
+#include "common/check.h"
 
 namespace kvtier::cli {
 namespace {
@@ -13,6 +21,11 @@ namespace {
 // Requests are handed to the caches so many blocks at a time: one cache's state stays near the
 // processor while it works through them.
 constexpr size_t kBatchBlocks = 1 << 16;
+// What SLRU protects by default.
+constexpr uint32_t kSlruPercent = 50;
+// Sizes of the curve for each factor of two.
+constexpr int kCurveSteps = 4;
+constexpr std::string_view kMin = "min";
 
 class Stopwatch {
  public:
@@ -24,24 +37,36 @@ class Stopwatch {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-struct RequestLength {
-  uint32_t all = 0;   // blocks
-  uint32_t full = 0;  // of them, leading full ones
-  uint32_t In(Convention convention) const { return convention == Convention::kAll ? all : full; }
-};
+std::unique_ptr<SimulatedCache> MakeCache(std::string_view policy, uint64_t capacity) {
+  if (const std::optional<Eviction> eviction = ParseEviction(policy)) {
+    return std::make_unique<OrderedCache>(capacity, ProtectedPercent(*eviction));
+  }
+  if (policy == "slru") return std::make_unique<OrderedCache>(capacity, kSlruPercent);
+  if (policy == "lru-root") return MakeRootFirstLru(capacity);
+  if (policy == "arc") return MakeArc(capacity);
+  KVTIER_CHECK(policy == "s3fifo");
+  return MakeS3Fifo(capacity);
+}
 
-// Some requests of the trace, in order.
-struct Batch {
-  std::vector<EntryId> blocks;
-  std::vector<RequestLength> requests;
-};
+// Descending by a fixed factor from `distinct` to one block, turned round.
+std::vector<uint64_t> CurveCapacities(uint64_t distinct) {
+  std::vector<uint64_t> out;
+  for (int step = 0;; ++step) {
+    const double size = std::round(static_cast<double>(distinct) *
+                                   std::exp2(-static_cast<double>(step) / kCurveSteps));
+    if (size < 1) break;
+    if (out.empty() || out.back() > size) out.push_back(static_cast<uint64_t>(size));
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
 
-// A cache and what it has hit. One of a row's conventions.
+// A cache and what it has hit: a row in one of its conventions.
 struct Run {
   size_t row = 0;
   Convention convention = Convention::kAll;
-  std::unique_ptr<SimulatedCache> cache;
-  SimulatedTiers* tiers = nullptr;  // `cache`, when it is two tiers
+  std::unique_ptr<SimulatedCache> cache;  // null for MIN
+  SimulatedTiers* tiers = nullptr;        // `cache`, when it is two tiers
   uint64_t hits = 0;
 };
 
@@ -57,39 +82,54 @@ class Simulation {
   absl::StatusOr<SimulationReport> Go() {
     KVTIER_RETURN_IF_ERROR(CheckOptions(options_));
     if (NeedsCounting()) {
-      progress_("simulate: a first pass counts the trace's distinct blocks");
-      KVTIER_RETURN_IF_ERROR(ReadTrace([](const Batch&) {}));
+      progress_("simulate: a first pass over the trace counts its blocks");
+      KVTIER_RETURN_IF_ERROR(ReadTrace([](const References&) {}));
     }
     KVTIER_RETURN_IF_ERROR(MakeRuns());
-    KVTIER_RETURN_IF_ERROR(ReadTrace([this](const Batch& batch) { Feed(batch); }));
-    for (const Run& run : runs_) Finish(run);
+    SayMemory();
+    KVTIER_RETURN_IF_ERROR(ReadTrace([this](const References& batch) { Feed(batch); }));
+    for (Run& run : runs_) {
+      if (run.cache == nullptr) RunOptimum(&run);
+      SetRatio(run.convention, run.hits, &report_.rows[run.row]);
+      if (run.tiers != nullptr) SetTierRatios(run, &report_.rows[run.row]);
+    }
+    if (options_.curve) AddCurve();
     return std::move(report_);
   }
 
  private:
+  bool WantsOptimum() const {
+    return std::find(options_.policies.begin(), options_.policies.end(), kMin) !=
+           options_.policies.end();
+  }
   bool NeedsCounting() const {
     const auto share = [](const CapacitySpec& capacity) {
       return capacity.unit == CapacitySpec::Unit::kPercent;
     };
-    return std::any_of(options_.capacities.begin(), options_.capacities.end(), share) ||
+    return WantsOptimum() ||
+           std::any_of(options_.capacities.begin(), options_.capacities.end(), share) ||
            std::any_of(options_.ssd_capacities.begin(), options_.ssd_capacities.end(), share);
   }
 
   absl::Status MakeRuns() {
     for (const CapacitySpec& capacity : options_.capacities) {
       KVTIER_ASSIGN_OR_RETURN(const uint64_t blocks, Blocks(capacity));
-      if (!options_.tiers.empty()) {
+      if (options_.tiers.empty()) {
+        for (const std::string& policy : options_.policies) MakePolicyRuns(policy, blocks);
+      } else {
         KVTIER_RETURN_IF_ERROR(MakeTierRuns(blocks));
-        continue;
-      }
-      for (const std::string& policy : options_.policies) {
-        SimulationRow& row = AddRow(policy, blocks);
-        for (Convention convention : options_.conventions) {
-          runs_.push_back({RowNumber(row), convention, std::make_unique<OrderedCache>(blocks)});
-        }
       }
     }
+    if (options_.curve) distances_.resize(options_.conventions.size());
     return absl::OkStatus();
+  }
+
+  void MakePolicyRuns(const std::string& policy, uint64_t capacity) {
+    AddRow(policy, capacity);
+    for (Convention convention : options_.conventions) {
+      Run& run = AddRun(convention);
+      if (policy != kMin) run.cache = MakeCache(policy, capacity);
+    }
   }
 
   absl::Status MakeTierRuns(uint64_t ram) {
@@ -102,8 +142,9 @@ class Simulation {
         for (Convention convention : options_.conventions) {
           auto tiers =
               MakeTiers(mode, {.ram = ram, .ssd = ssd, .segment = options_.segment_blocks});
-          SimulatedTiers* const counted = tiers.get();
-          runs_.push_back({RowNumber(row), convention, std::move(tiers), counted});
+          Run& run = AddRun(convention);
+          run.tiers = tiers.get();
+          run.cache = std::move(tiers);
         }
       }
     }
@@ -114,30 +155,49 @@ class Simulation {
     return CapacityBlocks(capacity, numbers_.end(), options_.block_bytes);
   }
 
-  SimulationRow& AddRow(const std::string& policy, uint64_t blocks) {
+  SimulationRow& AddRow(const std::string& policy, uint64_t capacity) {
     report_.rows.emplace_back();
     report_.rows.back().policy = policy;
-    report_.rows.back().capacity_blocks = blocks;
+    report_.rows.back().capacity_blocks = capacity;
     return report_.rows.back();
   }
 
-  size_t RowNumber(const SimulationRow& row) const { return &row - report_.rows.data(); }
+  // Of the last row.
+  Run& AddRun(Convention convention) {
+    Run& run = runs_.emplace_back();
+    run.row = report_.rows.size() - 1;
+    run.convention = convention;
+    return run;
+  }
 
+  void SayMemory() const {
+    if (!WantsOptimum()) return;
+    uint64_t most = 0;
+    for (const SimulationRow& row : report_.rows) {
+      if (row.policy == kMin) most = std::max(most, row.capacity_blocks);
+    }
+    const uint64_t bytes =
+        OptimumMemoryBytes(report_.blocks_all, report_.requests, numbers_.end(), most);
+    progress_(absl::StrCat("simulate: min keeps all ", WithCommas(report_.blocks_all),
+                           " references of the trace; it will need ", FormatBytes(bytes)));
+  }
+
+  // Calls take(References) for some requests at a time.
   template <typename Take>
   absl::Status ReadTrace(const Take& take) {
     const Stopwatch all;
     double inner_seconds = 0;
     report_.requests = report_.blocks_all = report_.blocks_full = 0;
     report_.number_seconds = 0;
+    report_.plain_seconds.reset();
+    plain_.clear();
     KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source,
                             OpenTrace(options_.trace, options_.reader));
     std::vector<TraceRequest> requests;
     for (bool more = true; more;) {
       KVTIER_ASSIGN_OR_RETURN(more, ReadSome(source.get(), &requests));
       const Stopwatch inner;
-      const Batch batch = Number(requests);
-      report_.number_seconds += inner.Seconds();
-      take(batch);
+      take(Number(requests));
       inner_seconds += inner.Seconds();
     }
     report_.skipped_lines = source->skipped_lines();
@@ -157,8 +217,10 @@ class Simulation {
     return true;
   }
 
-  Batch Number(const std::vector<TraceRequest>& requests) {
-    Batch batch;
+  References Number(const std::vector<TraceRequest>& requests) {
+    if (options_.timing) WalkPlainly(requests);
+    const Stopwatch stopwatch;
+    References batch;
     for (const TraceRequest& request : requests) {
       const size_t full = UsedBlocks(request, options_.reader.block_tokens, /*full_only=*/true);
       batch.requests.push_back(
@@ -168,30 +230,71 @@ class Simulation {
       numbers_.Append(request, &batch.blocks);
     }
     report_.requests += requests.size();
+    report_.number_seconds += stopwatch.Seconds();
     return batch;
   }
 
-  void Feed(const Batch& batch) {
+  // What the policies' time is held against.
+  void WalkPlainly(const std::vector<TraceRequest>& requests) {
+    const Stopwatch stopwatch;
+    for (const TraceRequest& request : requests) {
+      for (uint64_t id : request.hash_ids) {
+        if (plain_.find(id) == plain_.end()) plain_.emplace(id, plain_.size());
+      }
+    }
+    report_.plain_seconds = report_.plain_seconds.value_or(0) + stopwatch.Seconds();
+  }
+
+  void Feed(const References& batch) {
     for (Run& run : runs_) {
+      if (run.cache == nullptr) continue;
       const Stopwatch stopwatch;
       run.cache->Grow(numbers_.end());
-      const EntryId* path = batch.blocks.data();
-      for (const RequestLength& length : batch.requests) {
-        run.hits += run.cache->Request({path, length.In(run.convention)});
-        path += length.all;
-      }
+      batch.ForEach(run.convention, [&run](std::span<const EntryId> path) {
+        run.hits += run.cache->Request(path);
+      });
       report_.rows[run.row].seconds += stopwatch.Seconds();
+    }
+    const Stopwatch stopwatch;
+    for (size_t i = 0; i < distances_.size(); ++i) {
+      StackDistance& distance = distances_[i];
+      distance.Grow(numbers_.end());
+      batch.ForEach(options_.conventions[i],
+                    [&](std::span<const EntryId> path) { distance.Request(path); });
+    }
+    report_.curve_seconds += stopwatch.Seconds();
+    if (WantsOptimum()) references_.Append(batch);
+  }
+
+  void RunOptimum(Run* run) {
+    SimulationRow& row = report_.rows[run->row];
+    const Stopwatch stopwatch;
+    run->hits = OptimumHits(references_, run->convention, row.capacity_blocks, numbers_.end());
+    row.seconds += stopwatch.Seconds();
+  }
+
+  void AddCurve() {
+    for (uint64_t capacity : CurveCapacities(numbers_.end())) {
+      SimulationRow& row = report_.curve.emplace_back();
+      row.policy = kEvictionNames[static_cast<int>(Eviction::kLru)];
+      row.capacity_blocks = capacity;
+      for (size_t i = 0; i < distances_.size(); ++i) {
+        SetRatio(options_.conventions[i], distances_[i].Hits(capacity), &row);
+      }
     }
   }
 
-  void Finish(const Run& run) {
+  void SetRatio(Convention convention, uint64_t hits, SimulationRow* row) const {
+    const bool all = convention == Convention::kAll;
+    const uint64_t blocks = all ? report_.blocks_all : report_.blocks_full;
+    (all ? row->hit_ratio_all : row->hit_ratio_full) = Ratio(hits, blocks);
+  }
+
+  void SetTierRatios(const Run& run, SimulationRow* row) const {
     const bool all = run.convention == Convention::kAll;
     const uint64_t blocks = all ? report_.blocks_all : report_.blocks_full;
-    SimulationRow& row = report_.rows[run.row];
-    (all ? row.hit_ratio_all : row.hit_ratio_full) = Ratio(run.hits, blocks);
-    if (run.tiers == nullptr) return;
     const TierCounts counts = run.tiers->counts();
-    (all ? row.tiers_all : row.tiers_full) =
+    (all ? row->tiers_all : row->tiers_full) =
         TierRatios{Ratio(counts.ram_hits, blocks), Ratio(counts.ssd_hits, blocks),
                    Ratio(counts.ssd_writes, blocks)};
   }
@@ -199,93 +302,18 @@ class Simulation {
   const SimulateOptions& options_;
   const std::function<void(std::string_view)>& progress_;
   BlockNumbers numbers_;
+  absl::flat_hash_map<uint64_t, uint64_t> plain_;
   std::vector<Run> runs_;
+  std::vector<StackDistance> distances_;  // by convention
+  References references_;                 // all of them, for MIN
   SimulationReport report_;
 };
-
-Json OrNull(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
-
-std::string Cell(const std::optional<double>& value) { return value ? Fixed(*value, 4) : "-"; }
-
-void AddRatios(const std::optional<TierRatios>& tiers, const std::string& suffix, Json* json) {
-  const auto value = [&](double TierRatios::*member) {
-    return tiers ? Json((*tiers).*member) : Json(nullptr);
-  };
-  (*json)["hit_ratio_ram" + suffix] = value(&TierRatios::ram);
-  (*json)["hit_ratio_ssd" + suffix] = value(&TierRatios::ssd);
-  (*json)["ssd_writes_per_block" + suffix] = value(&TierRatios::writes_per_block);
-}
-
-void AddTiers(const SimulationRow& row, Json* json) {
-  if (!row.tiers) return;
-  (*json)["tiers"] = TierModeName(*row.tiers);
-  (*json)["ssd_capacity_blocks"] = row.ssd_capacity_blocks;
-  AddRatios(row.tiers_all, "_all", json);
-  AddRatios(row.tiers_full, "_full", json);
-}
-
-Table OneTierTable(const SimulationReport& report) {
-  Table table;
-  table.Row({"policy", "capacity, blocks", "hit ratio, all", "hit ratio, full"});
-  for (const SimulationRow& row : report.rows) {
-    table.Row({row.policy, WithCommas(row.capacity_blocks), Cell(row.hit_ratio_all),
-               Cell(row.hit_ratio_full)});
-  }
-  return table;
-}
-
-// A line for each convention.
-Table TwoTierTable(const SimulationReport& report) {
-  Table table;
-  table.Row({"tiers", "convention", "RAM, blocks", "SSD, blocks", "hit ratio", "in RAM", "on SSD",
-             "SSD writes per block"});
-  for (const SimulationRow& row : report.rows) {
-    const auto line = [&](const char* convention, double hits, const TierRatios& tiers) {
-      table.Row({std::string(TierModeName(*row.tiers)), convention, WithCommas(row.capacity_blocks),
-                 WithCommas(row.ssd_capacity_blocks), Fixed(hits, 4), Fixed(tiers.ram, 4),
-                 Fixed(tiers.ssd, 4), Fixed(tiers.writes_per_block, 4)});
-    };
-    if (row.tiers_all) line("all", *row.hit_ratio_all, *row.tiers_all);
-    if (row.tiers_full) line("full", *row.hit_ratio_full, *row.tiers_full);
-  }
-  return table;
-}
 
 }  // namespace
 
 absl::StatusOr<SimulationReport> Simulate(const SimulateOptions& options,
                                           const std::function<void(std::string_view)>& progress) {
   return Simulation(options, progress).Go();
-}
-
-Json SimulationJson(const SimulateOptions& options, const SimulationReport& report) {
-  Json rows = Json::array();
-  for (const SimulationRow& row : report.rows) {
-    Json json = {{"policy", row.policy},
-                 {"capacity_blocks", row.capacity_blocks},
-                 {"hit_ratio_all", OrNull(row.hit_ratio_all)},
-                 {"hit_ratio_full", OrNull(row.hit_ratio_full)}};
-    AddTiers(row, &json);
-    json["seconds"] = row.seconds;
-    rows.push_back(std::move(json));
-  }
-  return {{"trace", options.trace},
-          {"block_tokens", options.reader.block_tokens},
-          {"requests", report.requests},
-          {"skipped_lines", report.skipped_lines},
-          {"blocks_all", report.blocks_all},
-          {"blocks_full", report.blocks_full},
-          {"distinct_blocks", report.distinct_blocks},
-          {"parse_seconds", report.parse_seconds},
-          {"number_seconds", report.number_seconds},
-          {"rows", rows}};
-}
-
-std::string SimulationText(const SimulateOptions& options, const SimulationReport& report) {
-  const Table table = options.tiers.empty() ? OneTierTable(report) : TwoTierTable(report);
-  return absl::StrCat(options.trace, ": ", WithCommas(report.requests), " requests, ",
-                      WithCommas(report.blocks_all), " blocks, ",
-                      WithCommas(report.distinct_blocks), " distinct\n\n", table.ToString());
 }
 
 }  // namespace kvtier::cli

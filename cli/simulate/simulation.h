@@ -34,7 +34,7 @@ struct SimulationRow {
   uint64_t ssd_capacity_blocks = 0;
   std::optional<TierRatios> tiers_all;
   std::optional<TierRatios> tiers_full;
-  double seconds = 0;  // of the policy, both conventions together
+  double seconds = 0;  // of the policy, all conventions together
 };
 
 struct SimulationReport {
@@ -42,14 +42,18 @@ struct SimulationReport {
   uint64_t skipped_lines = 0;
   uint64_t blocks_all = 0;  // references
   uint64_t blocks_full = 0;
-  uint64_t distinct_blocks = 0;  // in convention all
-  double parse_seconds = 0;      // reading and parsing the trace, the last time it was read
-  double number_seconds = 0;     // finding each block in the index, once for all rows
+  uint64_t distinct_blocks = 0;         // in convention all
+  double parse_seconds = 0;             // the last time the trace was read
+  double number_seconds = 0;            // finding each block in the index, once for all rows
+  std::optional<double> plain_seconds;  // a hash map's find for each reference of convention all
+  double curve_seconds = 0;
   std::vector<SimulationRow> rows;
+  std::vector<SimulationRow> curve;  // of lru; sizes on a logarithmic scale, the last has all
 };
 
 // Errors: INVALID_ARGUMENT (options, a line that is no request), NOT_FOUND, DATA_LOSS (trace).
-// `progress` takes lines for people.
+// `progress` takes lines for people: that the trace is read twice, what memory MIN will need.
+// Memory grows with the distinct blocks, not with the trace; but MIN keeps all references.
 absl::StatusOr<SimulationReport> Simulate(const SimulateOptions& options,
                                           const std::function<void(std::string_view)>& progress);
 

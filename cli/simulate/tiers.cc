@@ -21,7 +21,7 @@ struct ArrayLinks {
 // One tier's blocks by their last use.
 class Recency {
  public:
-  Recency() : order_(ArrayLinks{&links_}) {}
+  Recency() : order_(ArrayLinks{&links_}, ProtectedPercent(Eviction::kLru)) {}
   void Grow(EntryId end) { links_.resize(end); }
   bool listed(EntryId block) const { return order_.listed(block); }
   uint64_t size() const { return order_.size(); }
@@ -29,7 +29,7 @@ class Recency {
   void Unlist(EntryId block) { order_.Unlist(block); }
   void MakeNewest(EntryId block) {
     order_.Unlist(block);
-    order_.PushNewest(block);
+    order_.Place(block, kNoEntry);
   }
 
  private:

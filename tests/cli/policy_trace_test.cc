@@ -1,4 +1,4 @@
-// The hit ratios of leaf-first LRU on real traces, from the daemon's own TierManager without a
+// The hit ratios of the eviction orders on real traces, from the daemon's own TierManager without a
 // server: the figures that independent simulation gives for the same traces.
 #include <cstdlib>
 #include <filesystem>
@@ -19,6 +19,7 @@ struct Case {
   bool full_only;
   uint64_t capacity_blocks;
   double hit_ratio;
+  Eviction eviction = Eviction::kLru;
 };
 
 std::filesystem::path TraceFolder() {
@@ -49,7 +50,9 @@ TEST_P(PolicyTraceTest, HitRatioMatchesTheSimulation) {
   const auto trace = cli::OpenTrace(path.string(), {.block_tokens = GetParam().block_tokens});
   ASSERT_TRUE(trace.ok()) << trace.status();
   const ModelSpec model = OpaqueModel("trace", {kPart}, /*block_tokens=*/1);
-  TierFixture fixture({.ram = GetParam().capacity_blocks * kPart});
+  ManagerOptions options;
+  options.eviction = GetParam().eviction;
+  TierFixture fixture({.ram = GetParam().capacity_blocks * kPart}, options);
   ASSERT_TRUE(fixture.manager().AddModel(model).ok());
 
   uint64_t blocks = 0, hits = 0;
@@ -82,7 +85,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"magagent_1", kMagagent, 16, false, 151, .441},
                       Case{"magagent_5", kMagagent, 16, false, 756, .719},
                       Case{"magagent_full_1", kMagagent, 16, true, 151, .442},
-                      Case{"magagent_full_5", kMagagent, 16, true, 756, .719}),
+                      Case{"magagent_full_5", kMagagent, 16, true, 756, .719},
+                      Case{"conversation_1_protected", kConversation, 512, false, 1828, .0601,
+                           Eviction::kProtected},
+                      Case{"conversation_5_protected", kConversation, 512, false, 9140, .2073,
+                           Eviction::kProtected},
+                      Case{"magagent_5_protected", kMagagent, 16, false, 756, .7218,
+                           Eviction::kProtected}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -24,7 +24,14 @@ struct Config {
   const char* name;
   TierSizes sizes;
   bool roomy;  // nothing can be evicted: then all that was stored must be found
+  Eviction eviction = Eviction::kLru;
 };
+
+ManagerOptions OptionsOf(const Config& config) {
+  ManagerOptions options;
+  options.eviction = config.eviction;
+  return options;
+}
 
 class ModelTest : public ::testing::TestWithParam<Config> {
  protected:
@@ -33,7 +40,7 @@ class ModelTest : public ::testing::TestWithParam<Config> {
   ModelTest()
       : seed_(FromEnvironment("KVTIER_SEED", 20261129)),
         random_(seed_),
-        fixture_(GetParam().sizes) {
+        fixture_(GetParam().sizes, OptionsOf(GetParam())) {
     specs_ = {OpaqueModel("one", {3000}), OpaqueModel("two", {2000, 5000}),
               OpaqueModel("groups", {1000, 3000}, kBlockTokens, 2)};
     for (const ModelSpec& spec : specs_) EXPECT_TRUE(fixture_.manager().AddModel(spec).ok());
@@ -159,6 +166,7 @@ class ModelTest : public ::testing::TestWithParam<Config> {
     LookupOptions options;
     options.client = "model";
     if (Below(3) == 0) options.lease = milliseconds(1 + Below(400));
+    options.before_store = Below(4) == 0;
     if (Below(4) == 0) options.promote_to = Below(2) == 0 ? TierKind::kRam : TierKind::kGpu;
     const auto result = fixture_.manager().Lookup(prompt, options);
     ASSERT_TRUE(result.ok()) << result.status();
@@ -336,11 +344,18 @@ TEST_P(ModelTest, ServesOnlyWhatWasStored) {
 
 INSTANTIATE_TEST_SUITE_P(
     Tiers, ModelTest,
-    ::testing::Values(Config{"roomy", {.ram = 32 << 20}, true},
-                      Config{"ram", {.ram = 800 << 10}, false},
-                      Config{"ram_ssd", {.ram = 400 << 10, .ssd = 2 << 20}, false},
-                      Config{"gpu_ram", {.gpu = 100 << 10, .ram = 800 << 10}, false},
-                      Config{"all", {.gpu = 100 << 10, .ram = 400 << 10, .ssd = 2 << 20}, false}),
+    ::testing::Values(
+        Config{"roomy", {.ram = 32 << 20}, true}, Config{"ram", {.ram = 800 << 10}, false},
+        Config{"ram_ssd", {.ram = 400 << 10, .ssd = 2 << 20}, false},
+        Config{"gpu_ram", {.gpu = 100 << 10, .ram = 800 << 10}, false},
+        Config{"all", {.gpu = 100 << 10, .ram = 400 << 10, .ssd = 2 << 20}, false},
+        Config{"ram_protected", {.ram = 800 << 10}, false, Eviction::kProtected},
+        Config{
+            "gpu_ram_protected", {.gpu = 100 << 10, .ram = 800 << 10}, false, Eviction::kProtected},
+        Config{"all_protected",
+               {.gpu = 100 << 10, .ram = 400 << 10, .ssd = 2 << 20},
+               false,
+               Eviction::kProtected}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -86,6 +86,16 @@ TEST_F(ConfigTest, TheFileMayBeNamedByTheEnvironment) {
   EXPECT_THAT(line->config.listen, ::testing::ElementsAre("unix:/tmp/a", "127.0.0.1:0"));
 }
 
+TEST_F(ConfigTest, EvictionIsShownAsItWasGiven) {
+  const auto line = Read({"--eviction", "protected"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->config.eviction, Eviction::kProtected);
+  EXPECT_THAT(FormatSettings(line->settings), HasSubstr("eviction = \"protected\"  # flag\n"));
+  const auto without = Read({});
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(without->config.eviction, Eviction::kLru);
+}
+
 TEST_F(ConfigTest, UnknownNamesStopTheStart) {
   const std::string file = WriteFile("\nram-byte = 5\n");
   EXPECT_THAT(
@@ -113,6 +123,8 @@ TEST_F(ConfigTest, BadValuesNameFieldValueAndRange) {
   EXPECT_THAT(Error({"--max-tokens", "-1"}), HasSubstr("max-tokens"));
   EXPECT_THAT(Error({"--log-level", "loud"}),
               AllOf(HasSubstr("log-level: 'loud'"), HasSubstr("debug, info, warning, error")));
+  EXPECT_THAT(Error({"--eviction", "lfu"}),
+              AllOf(HasSubstr("eviction: 'lfu'"), HasSubstr("lru, protected")));
   EXPECT_THAT(Error({}, {"KVTIER_INSECURE_LISTEN=yes"}), HasSubstr("true or false"));
   EXPECT_THAT(Error({"--data-dir="}), HasSubstr("data-dir"));
 }

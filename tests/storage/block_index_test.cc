@@ -80,10 +80,11 @@ TEST(BlockIndexTest, RememberedChildIsOnlyAGuess) {
 TEST(BlockIndexTest, PlacesABlockBesideItsParent) {
   BlockIndex index;
   const std::vector<EntryId> ids = InsertAll(&index, MakeChain(1, 4), 1);
-  index.PushNewest(ids[0], TierKind::kRam);
-  index.PushNewest(ids[1], TierKind::kRam);
-  index.Use(ids[2], ids[0], TierKind::kRam);
-  index.Use(ids[3], ids[1], TierKind::kRam);
+  index.Enlist(ids[0], TierKind::kRam);
+  index.Enlist(ids[1], TierKind::kRam);
+  for (EntryId id : {ids[2], ids[3]}) index.Enlist(id, TierKind::kRam);
+  index.Use(ids[2], ids[0]);
+  index.Use(ids[3], ids[1]);
   index.CheckInvariants();
   std::vector<EntryId> order;
   for (EntryId id = index.oldest(TierKind::kRam); id != kNoEntry;
@@ -120,13 +121,13 @@ TEST(BlockIndexTest, EqualKeyWithAnotherIdentityIsAMiss) {
 TEST(BlockIndexTest, OrderIsLeastRecentFirstAndTiersAreApart) {
   BlockIndex index;
   const std::vector<EntryId> ids = InsertAll(&index, MakeChain(1, 3), 1);
-  for (EntryId id : ids) index.PushNewest(id, TierKind::kRam);
+  for (EntryId id : ids) index.Enlist(id, TierKind::kRam);
   index.SetLocation(ids[2], 0, TierKind::kGpu, 7);
-  index.PushNewest(ids[2], TierKind::kGpu);
+  index.Enlist(ids[2], TierKind::kGpu);
   index.CheckInvariants();
   EXPECT_EQ(index.oldest(TierKind::kRam), ids[0]);
   index.Unlist(ids[0], TierKind::kRam);
-  index.PushNewest(ids[0], TierKind::kRam);
+  index.Enlist(ids[0], TierKind::kRam);
   EXPECT_EQ(index.oldest(TierKind::kRam), ids[1]);
   EXPECT_EQ(index.NextNewer(ids[1], TierKind::kRam), ids[2]);
   EXPECT_EQ(index.oldest(TierKind::kGpu), ids[2]);

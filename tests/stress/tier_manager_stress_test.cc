@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <tuple>
 
 #include "gtest/gtest.h"
 #include "tests/support/tier_fixture.h"
@@ -136,7 +137,7 @@ class Worker {
   uint64_t served_ = 0;
 };
 
-class StressTest : public ::testing::TestWithParam<TierSizes> {};
+class StressTest : public ::testing::TestWithParam<std::tuple<TierSizes, Eviction>> {};
 
 TEST_P(StressTest, NoForeignByteAndNothingLeft) {
   const SteadyClock clock;
@@ -147,13 +148,15 @@ TEST_P(StressTest, NoForeignByteAndNothingLeft) {
   std::optional<ThreadPool> general(std::in_place, 2);
   std::optional<ThreadPool> ssd_reader(std::in_place, 2);
   std::optional<ThreadPool> ssd_writer(std::in_place, 1);
-  const TierSizes sizes = GetParam();
+  const TierSizes sizes = std::get<TierSizes>(GetParam());
+  ManagerOptions options;
+  options.eviction = std::get<Eviction>(GetParam());
   std::unique_ptr<LogTier> ssd;
   if (sizes.ssd > 0) {
     ssd =
         std::make_unique<FakeLogTier>(std::make_shared<FakeMedium>(), sizes.ssd, sizes.ssd_segment);
   }
-  TierManager manager({}, tier(TierKind::kGpu, sizes.gpu), tier(TierKind::kRam, sizes.ram),
+  TierManager manager(options, tier(TierKind::kGpu, sizes.gpu), tier(TierKind::kRam, sizes.ram),
                       std::move(ssd), {&*general, &*ssd_reader, &*ssd_writer}, &clock);
   manager.Restore();
   const std::vector<ModelSpec> specs = {OpaqueModel("one", {3000}),
@@ -180,10 +183,12 @@ TEST_P(StressTest, NoForeignByteAndNothingLeft) {
   for (const TierStats& stats : manager.stats().tiers) EXPECT_EQ(stats.usage.used_bytes, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, StressTest,
-                         ::testing::Values(TierSizes{.ram = 1 << 20},
-                                           TierSizes{
-                                               .gpu = 256 << 10, .ram = 1 << 20, .ssd = 4 << 20}));
+INSTANTIATE_TEST_SUITE_P(
+    Tiers, StressTest,
+    ::testing::Combine(::testing::Values(TierSizes{.ram = 1 << 20},
+                                         TierSizes{
+                                             .gpu = 256 << 10, .ram = 1 << 20, .ssd = 4 << 20}),
+                       ::testing::Values(Eviction::kLru, Eviction::kProtected)));
 
 }  // namespace
 }  // namespace kvtier
