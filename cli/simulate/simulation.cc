@@ -86,7 +86,7 @@ class Simulation {
       KVTIER_RETURN_IF_ERROR(ReadTrace([](const References&) {}));
     }
     KVTIER_RETURN_IF_ERROR(MakeRuns());
-    SayMemory();
+    if (WantsOptimum()) PrepareOptimum();
     KVTIER_RETURN_IF_ERROR(ReadTrace([this](const References& batch) { Feed(batch); }));
     for (Run& run : runs_) {
       if (run.cache == nullptr) RunOptimum(&run);
@@ -170,8 +170,7 @@ class Simulation {
     return run;
   }
 
-  void SayMemory() const {
-    if (!WantsOptimum()) return;
+  void PrepareOptimum() {
     uint64_t most = 0;
     for (const SimulationRow& row : report_.rows) {
       if (row.policy == kMin) most = std::max(most, row.capacity_blocks);
@@ -180,6 +179,8 @@ class Simulation {
         OptimumMemoryBytes(report_.blocks_all, report_.requests, numbers_.end(), most);
     progress_(absl::StrCat("simulate: min keeps all ", WithCommas(report_.blocks_all),
                            " references of the trace; it will need ", FormatBytes(bytes)));
+    references_.blocks.reserve(report_.blocks_all);
+    references_.requests.reserve(report_.requests);
   }
 
   // Calls take(References) for some requests at a time.

@@ -29,7 +29,8 @@ References RandomReferences(std::mt19937_64* random, EntryId blocks, uint32_t re
     for (EntryId id = (*random)() % blocks; id != kNoEntry; id = parents[id]) path.push_back(id);
     out.blocks.insert(out.blocks.end(), path.rbegin(), path.rend());
     const auto length = static_cast<uint32_t>(path.size());
-    out.requests.push_back({length, length - (length > 1 ? (*random)() % 2 : 0)});
+    const auto partial = static_cast<uint32_t>(length > 1 ? (*random)() % 2 : 0);
+    out.requests.push_back({length, length - partial});
   }
   return out;
 }
