@@ -197,7 +197,11 @@ absl::Status RunStore(Core* core, StoreMessages* messages, v1::StoreResponse* re
   return core->Call(core->options().transfer_deadline, [&](Duration left) {
     messages->Restart();
     return core->transport().ClientStream(
-        Rpc::kStore, left, [messages](Outgoing* out) { return messages->Next(out); },
+        Rpc::kStore, left,
+        [messages](Outgoing* out) {
+          messages->Next(out);
+          return !messages->done();
+        },
         [reply](wire::Slices slices) { return Parse(slices, reply); });
   });
 }

@@ -50,6 +50,8 @@ class StoreMessages {
   // The next message, its slices appended to `out`. Heads of pieces (short ones) are valid until
   // the next call, the rest as long as this lives. False at the end.
   bool Next(std::vector<std::string_view>* out);
+  // Whether Next has given the last message.
+  bool done() const { return header_sent_ && next_ == payloads_.size(); }
   // From the first message again.
   void Restart();
 

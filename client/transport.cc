@@ -21,7 +21,6 @@
 #include "client/connect.h"
 #include "client/retry_delay.h"
 #include "common/channel_args.h"
-#include "common/check.h"
 #include "common/executor.h"
 #include "common/mutex.h"
 
@@ -348,14 +347,6 @@ class GrpcTransport final : public Transport {
     return result;
   }
 
-  // The next message, its short slices copied; false when there is none.
-  static bool TakeNext(const NextMessage& next, LentMemory* lent, ByteBuffer* message) {
-    Outgoing outgoing;
-    if (!next(&outgoing)) return false;
-    *message = ToByteBuffer(outgoing, lent);
-    return true;
-  }
-
   // Metadata waits for the first message, that for the second, and the end goes with the last: so a
   // short stream is one or two writes to the socket instead of four.
   static ::grpc::Status WriteAll(Exchange& exchange, const NextMessage& next, ByteBuffer* reply) {
@@ -366,17 +357,12 @@ class GrpcTransport final : public Transport {
                         &exchange.context, reply));
     ::grpc::WriteOptions options;
     options.set_buffer_hint();
-    ByteBuffer message;
-    ByteBuffer following;
-    bool open = TakeNext(next, exchange.lent, &message);
-    KVTIER_CHECK(open);  // without a message the metadata would never leave
-    while (open) {
-      const bool more = TakeNext(next, exchange.lent, &following);
+    Outgoing outgoing;
+    for (bool open = true; open; outgoing.clear()) {
+      const bool more = next(&outgoing);
       if (!more) options.set_last_message();
-      open = writer->Write(message, options) && more;
+      open = writer->Write(ToByteBuffer(outgoing, exchange.lent), options) && more;
       options.clear_buffer_hint();
-      message.Swap(&following);
-      following.Clear();
     }
     return writer->Finish();
   }

@@ -26,7 +26,7 @@ inline constexpr size_t kLentBytes = 16 << 10;
 using Outgoing = std::vector<std::string_view>;
 // A message that was received. Its slices are readable only during the call.
 using OnMessage = std::function<absl::Status(wire::Slices)>;
-// Fills in the next message to send; false when there is none.
+// Fills in the next message to send; says whether another follows.
 using NextMessage = std::function<bool(Outgoing*)>;
 
 struct CallResult {
@@ -49,7 +49,6 @@ class Transport {
                            const OnMessage& on_reply) = 0;
   virtual CallResult ServerStream(Rpc rpc, const Outgoing& request, Duration limit,
                                   const OnMessage& on_message) = 0;
-  // REQUIRES: at least one message.
   virtual CallResult ClientStream(Rpc rpc, Duration limit, const NextMessage& next,
                                   const OnMessage& on_reply) = 0;
 };

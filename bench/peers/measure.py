@@ -1,4 +1,5 @@
 """One measurement: what an arm's clients did, how long it took, and whose processor time it was."""
+import contextlib
 import ctypes
 import json
 import os
@@ -97,7 +98,8 @@ class Client:
         return answer
 
     def stop(self):
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what was still to be sent to one that has ended
+            self.process.stdin.close()
         systems.stop(self.process)
 
 

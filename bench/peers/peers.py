@@ -20,6 +20,7 @@ import os
 import pathlib
 import platform
 import secrets
+import subprocess
 import sys
 import tempfile
 
@@ -156,7 +157,7 @@ class Run:
         for arm in arms[first:] + arms[:first]:
             try:
                 work(arm)
-            except measure.Failed as error:
+            except (measure.Failed, subprocess.CalledProcessError) as error:
                 self.take_out(arm, error)
 
     def round(self, number):
@@ -185,7 +186,9 @@ class Run:
                 self.results.add(cell.key(operation), arm, sample)
 
     def memcpy(self, number):
-        arm = next(arm for arm in self.arms if arm.system.name == "raw")
+        arm = next((arm for arm in self.arms if arm.system.name == "raw"), None)
+        if arm is None:
+            return
         gbps = self.clients[arm.name].ask(1, "memcpy")[0]["gbps"]
         if number > 0:
             memory = systems.Arm("memcpy", arm.system, "memory", [], "nothing")

@@ -167,8 +167,9 @@ def text(results, order, doc):
         names = [name for name in order if any(name in results.samples[key] for key in part)]
         if names:
             out.append(f"{title}\n{table(results, part, names).rstrip()}")
-    others = statistics.median(r["other_cores"] for r in doc["rows"])
-    out.append(f"memcpy: {doc['memcpy_gbps']:.1f} GB/s. Others on this machine kept {others:.2f} of {doc['cores']} "
+    others = statistics.median([r["other_cores"] for r in doc["rows"]] or [0])
+    memcpy = f"{doc['memcpy_gbps']:.1f} GB/s" if doc["memcpy_gbps"] else "not measured"
+    out.append(f"memcpy: {memcpy}. Others on this machine kept {others:.2f} of {doc['cores']} "
                "cores busy meanwhile (median).")
     seen = {r["system"]: (r["version"], r["verified"]) for r in doc["rows"]}
     out.append("\n".join(f"{name}: {seen[name][0] or 'no version'}; verifies {seen[name][1]}"

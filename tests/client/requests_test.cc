@@ -78,7 +78,10 @@ class StoreMessagesTest : public testing::Test {
   // Reads all messages as the daemon does and puts the payloads together again.
   void Read(StoreMessages& messages) {
     std::vector<std::string_view> slices;
+    bool done = false;
     for (got_.clear(); messages.Next(&slices); slices.clear()) {
+      EXPECT_FALSE(done);
+      done = messages.done();
       const std::string message = Join(slices);
       wire::StoreRequest request;
       const std::string_view whole = message;
@@ -90,6 +93,7 @@ class StoreMessagesTest : public testing::Test {
       }
       Take(request.pieces);
     }
+    EXPECT_TRUE(done);
   }
   void Take(const wire::PieceList& pieces) {
     for (size_t i = 0; i < pieces.size(); ++i) {
