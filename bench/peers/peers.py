@@ -34,7 +34,7 @@ CHAIN_BLOCKS = 8192
 
 NOTES = [
     "Put: kvtier is told that nothing is held, as the Lookup before would; its Store of a batch is one call. Redis "
-    "gets one SET after the other (many together are slower), and GETs together while 1 MiB is under way.",
+    "gets one SET after the other, and GETs together while 1 MiB is under way.",
     "Verified is what the system itself checks within the measured time. This program compares what each system "
     "returned with what was stored: all bytes in the first round, the last batch in the others, outside the time.",
     "Lookup: kvtier gets the prompt's tokens (16 a block, 512 KiB for 8,192), compares them with what is held and "
