@@ -93,6 +93,16 @@ absl::StatusOr<v1::ResetResponse> AdminClient::Reset(const v1::ResetRequest& req
   return Call(*stub_->rpc, &v1::KvCacheAdmin::Stub::Reset, request, kSlow, address_);
 }
 
+absl::StatusOr<v1::StartRecordingResponse> AdminClient::StartRecording(
+    const v1::StartRecordingRequest& request) {
+  return Call(*stub_->rpc, &v1::KvCacheAdmin::Stub::StartRecording, request, kQuick, address_);
+}
+
+absl::StatusOr<v1::StopRecordingResponse> AdminClient::StopRecording() {
+  return Call(*stub_->rpc, &v1::KvCacheAdmin::Stub::StopRecording, v1::StopRecordingRequest(),
+              kSlow, address_);
+}
+
 absl::Status AdminClient::Drain() {
   return Call(*stub_->rpc, &v1::KvCacheAdmin::Stub::Drain, v1::DrainRequest(), kQuick, address_)
       .status();

@@ -29,6 +29,9 @@ class AdminClient {
       const v1::SetTierCapacityRequest& request);
   absl::StatusOr<v1::ResetResponse> Reset(const v1::ResetRequest& request);
   absl::Status Drain();
+  absl::StatusOr<v1::StartRecordingResponse> StartRecording(
+      const v1::StartRecordingRequest& request);
+  absl::StatusOr<v1::StopRecordingResponse> StopRecording();
 
  private:
   struct Stub;

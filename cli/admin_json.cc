@@ -136,6 +136,11 @@ std::string HitRatio(const v1::CacheCounters& counters) {
       4);
 }
 
+std::string RecordingState(const v1::RecordingStatus& recording) {
+  if (recording.on()) return "on";
+  return recording.why().empty() ? "off" : "ended by itself: " + recording.why();
+}
+
 std::string ModelHex(const v1::ModelStatus& model) {
   return absl::BytesToHexString(model.model_id());
 }
@@ -215,6 +220,7 @@ Json StatusJson(const v1::GetStatusResponse& status) {
           {"open_streams", status.open_streams()},
           {"process_memory_bytes", status.process_memory_bytes()},
           {"ssd", status.has_ssd() ? SsdJson(status.ssd()) : Json(nullptr)},
+          {"recording", status.has_recording() ? RecordingJson(status.recording()) : Json(nullptr)},
           {"counters", CountersJson(status.counters())},
           {"hit_curve", HitCurveJson(status.hit_curve())},
           {"settings", settings}};
@@ -238,11 +244,43 @@ std::string StatusText(const v1::GetStatusResponse& status) {
       .Row({"leases", WithCommas(status.leases())})
       .Row({"pinned blocks", WithCommas(status.pinned_blocks())})
       .Row({"open streams", WithCommas(status.open_streams())})
+      .Row({"recording", RecordingState(status.recording())})
       .Row({"index memory", FormatBytes(status.index_bytes())})
       .Row({"hit curve memory", FormatBytes(status.hit_curve().memory_bytes())})
       .Row({"process memory", FormatBytes(status.process_memory_bytes())});
   std::string text = table.ToString() + "\n" + TierTable(status);
   if (status.has_ssd()) absl::StrAppend(&text, "\n", SsdTable(status.ssd()));
+  return text;
+}
+
+Json RecordingJson(const v1::RecordingStatus& recording) {
+  Json files = Json::array();
+  for (const std::string& file : recording.files()) files.push_back(file);
+  return {{"on", recording.on()},
+          {"why", recording.why()},
+          {"directory", recording.directory()},
+          {"files", files},
+          {"seconds", recording.seconds()},
+          {"requests", recording.requests()},
+          {"dropped", recording.dropped()},
+          {"bytes", recording.bytes()},
+          {"models", recording.models()},
+          {"max_file_bytes", recording.max_file_bytes()},
+          {"max_files", recording.max_files()}};
+}
+
+std::string RecordingText(const v1::RecordingStatus& recording) {
+  Table table;
+  table.Row({"recording", RecordingState(recording)})
+      .Row({"seconds", Fixed(recording.seconds(), 1)})
+      .Row({"requests", WithCommas(recording.requests())})
+      .Row({"dropped", WithCommas(recording.dropped())})
+      .Row({"models", WithCommas(recording.models())})
+      .Row({"written", FormatBytes(recording.bytes())})
+      .Row({"limit of a file", FormatBytes(recording.max_file_bytes())})
+      .Row({"limit of files", WithCommas(recording.max_files())});
+  std::string text = table.ToString();
+  for (const std::string& file : recording.files()) absl::StrAppend(&text, file, "\n");
   return text;
 }
 

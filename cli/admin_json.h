@@ -19,6 +19,9 @@ absl::StatusOr<std::string> ParseModelId(const std::string& hex);
 Json StatusJson(const v1::GetStatusResponse& status);
 std::string StatusText(const v1::GetStatusResponse& status);
 
+Json RecordingJson(const v1::RecordingStatus& recording);
+std::string RecordingText(const v1::RecordingStatus& recording);
+
 Json ModelsJson(const v1::ListModelsResponse& models);
 std::string ModelsText(const v1::ListModelsResponse& models);
 

@@ -39,5 +39,6 @@ void AddSetCapacityCommand(CLI::App& parent, Invocation* invocation);
 void AddResetCommand(CLI::App& parent, Invocation* invocation);
 void AddUnregisterCommand(CLI::App& parent, Invocation* invocation);
 void AddDrainCommand(CLI::App& parent, Invocation* invocation);
+void AddRecordCommand(CLI::App& parent, Invocation* invocation);
 
 }  // namespace kvtier::cli

@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   kvtier::cli::AddResetCommand(app, &invocation);
   kvtier::cli::AddUnregisterCommand(app, &invocation);
   kvtier::cli::AddDrainCommand(app, &invocation);
+  kvtier::cli::AddRecordCommand(app, &invocation);
   kvtier::cli::AddSizeCommand(app, &invocation);
   kvtier::cli::AddInspectCommand(app, &invocation);
   kvtier::cli::AddReplayCommand(app, &invocation);

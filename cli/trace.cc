@@ -25,8 +25,9 @@ class TraceReader final : public TraceSource {
       KVTIER_ASSIGN_OR_RETURN(const std::optional<std::string_view> line, NextLine());
       if (!line) return std::optional<TraceRequest>();
       if (line->find_first_not_of(" \t\r") == std::string_view::npos) continue;
-      absl::StatusOr<TraceRequest> request = Parse(*line);
-      if (request.ok()) return std::optional<TraceRequest>(*std::move(request));
+      absl::StatusOr<std::optional<TraceRequest>> request = Parse(*line);
+      if (request.ok() && *request) return request;
+      if (request.ok()) continue;
       if (!options_.skip_bad_lines) {
         return Annotate(request.status(), absl::StrCat(bytes_->path(), ":", line_));
       }
@@ -37,15 +38,25 @@ class TraceReader final : public TraceSource {
   uint64_t skipped_lines() const override { return skipped_; }
 
  private:
-  absl::StatusOr<TraceRequest> Parse(std::string_view line) {
+  // Empty when it is of another model than wanted.
+  absl::StatusOr<std::optional<TraceRequest>> Parse(std::string_view line) {
     KVTIER_ASSIGN_OR_RETURN(TraceRequest request, ParseTraceLine(line, options_.block_tokens));
+    if (options_.model != 0 && request.model != options_.model) {
+      return std::optional<TraceRequest>();
+    }
+    if (request.block_tokens != 0 && request.block_tokens != options_.block_tokens) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("block_tokens is ", request.block_tokens, " of model ", request.model,
+                       ", the trace is read in blocks of ", options_.block_tokens,
+                       ": --block-tokens says how to read it, --model takes one model's requests"));
+    }
     if (request.timestamp_ms < last_timestamp_ms_) {
       return absl::InvalidArgumentError(absl::StrCat("timestamp is ", request.timestamp_ms,
                                                      ", before the line before it, ",
                                                      last_timestamp_ms_));
     }
     last_timestamp_ms_ = request.timestamp_ms;
-    return request;
+    return std::optional<TraceRequest>(std::move(request));
   }
 
   // Valid until the next call.
@@ -158,6 +169,15 @@ absl::StatusOr<uint64_t> Whole(const Json& line, const char* field) {
       absl::StrCat(field, " is ", found->dump().substr(0, 40), ", no whole number"));
 }
 
+// What a recording adds; 0 when it is missing.
+absl::StatusOr<uint32_t> SmallWholeOrZero(const Json& line, const char* field) {
+  if (!line.contains(field)) return 0;
+  KVTIER_ASSIGN_OR_RETURN(const uint64_t value, Whole(line, field));
+  if (value <= UINT32_MAX) return static_cast<uint32_t>(value);
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ", the limit is ", UINT32_MAX));
+}
+
 absl::StatusOr<double> Timestamp(const Json& line) {
   const auto found = line.find("timestamp");
   if (found == line.end()) return absl::InvalidArgumentError("timestamp is missing");
@@ -187,6 +207,9 @@ absl::StatusOr<TraceRequest> ParseHashes(const Json& line, uint32_t block_tokens
   KVTIER_ASSIGN_OR_RETURN(request.input_length, Whole(line, "input_length"));
   KVTIER_ASSIGN_OR_RETURN(request.output_length, Whole(line, "output_length"));
   KVTIER_ASSIGN_OR_RETURN(request.hash_ids, HashIds(line));
+  KVTIER_ASSIGN_OR_RETURN(request.model, SmallWholeOrZero(line, "model"));
+  KVTIER_ASSIGN_OR_RETURN(request.block_tokens, SmallWholeOrZero(line, "block_tokens"));
+  if (request.block_tokens != 0) block_tokens = request.block_tokens;
   const uint64_t full = request.input_length / block_tokens;
   const uint64_t partial = request.input_length % block_tokens == 0 ? 0 : 1;
   const uint64_t ids = request.hash_ids.size();

@@ -19,6 +19,8 @@ struct TraceRequest {
   uint64_t input_length = 0;   // tokens of the prompt
   uint64_t output_length = 0;  // tokens generated
   std::vector<uint64_t> hash_ids;
+  uint32_t model = 0;         // of a recording: its number, from 1; else 0
+  uint32_t block_tokens = 0;  // of a recording: that an id stands for; else 0
 };
 
 // Not thread-safe.
@@ -34,6 +36,7 @@ class TraceSource {
 struct TraceReaderOptions {
   uint32_t block_tokens = 512;  // that an id stands for: as recorded, or as the blocks are cut
   bool skip_bad_lines = false;  // count them and go on, instead of failing
+  uint32_t model = 0;           // of a recording: only this model's requests; 0: all
   // Of an archive of sessions; cli/trace_sessions.h says what they do. 0 hours: all start at once,
   // nothing is cut off. Up to a million.
   double spread_hours = 8;
@@ -43,7 +46,8 @@ struct TraceReaderOptions {
 
 // Which format is told from the content, plain or compressed by zstd:
 //   - JSON lines with `hash_ids` (Mooncake's format): timestamp in ms, input_length, output_length
-//     in tokens, and one id for each block of block_tokens, root first.
+//     in tokens, and one id for each block of block_tokens, root first. A recording of kvtierd's
+//     (service/recorder.h) also says of each line its model and block_tokens.
 //   - JSON lines with `tokens`: timestamp, tokens as whole numbers below 2^32, output_length if
 //     known. They are cut into blocks of block_tokens, each named by its key (common/prompt.h); the
 //     last may be partial.
@@ -51,7 +55,8 @@ struct TraceReaderOptions {
 // JSON lines are streamed: memory does not grow with the file. Errors of Open: NOT_FOUND,
 // INVALID_ARGUMENT (options out of range), DATA_LOSS; of an archive all errors. Errors of Next:
 // INVALID_ARGUMENT naming file, line and reason (a line that is no request; one longer than 16 MiB;
-// a number of ids that does not fit input_length and block_tokens), DATA_LOSS (the file is damaged
+// a number of ids that does not fit input_length and block_tokens; a recorded request in blocks of
+// another size), DATA_LOSS (the file is damaged
 // or cut off).
 absl::StatusOr<std::unique_ptr<TraceSource>> OpenTrace(const std::string& path,
                                                        TraceReaderOptions options);

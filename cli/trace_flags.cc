@@ -12,6 +12,11 @@ CLI::Option* AddTraceFileFlags(CLI::App* command, std::string* path, TraceReader
                  "Count lines (of a tar: sessions) that cannot be read and go on")
       ->needs(trace);
   command
+      ->add_option("--model", reader->model,
+                   "Of a recording: only the requests of the model of this number (0: all)")
+      ->capture_default_str()
+      ->needs(trace);
+  command
       ->add_option("--session-spread-hours", reader->spread_hours,
                    "Of a tar of sessions: each starts at a random time within so many hours")
       ->capture_default_str()

@@ -5,6 +5,7 @@
 #include "common/bytes.h"
 #include "service/convert.h"
 #include "service/host_memory_info.h"
+#include "service/recorder.h"
 #include "service/tier_curves.h"
 #include "storage/ssd_tier.h"
 
@@ -128,6 +129,22 @@ void FillTierCurve(const TierCurve& curve, v1::TierCurve* out) {
   }
 }
 
+v1::RecordingStatus ToProto(const RecordingStatus& status) {
+  v1::RecordingStatus out;
+  out.set_on(status.on);
+  out.set_why(status.why);
+  out.set_directory(status.directory);
+  for (const std::string& file : status.files) out.add_files(file);
+  out.set_seconds(status.seconds);
+  out.set_requests(status.requests);
+  out.set_dropped(status.dropped);
+  out.set_bytes(status.bytes);
+  out.set_models(status.models);
+  out.set_max_file_bytes(status.options.max_file_bytes);
+  out.set_max_files(status.options.max_files);
+  return out;
+}
+
 void FillModel(const ModelInfo& info, const ManagerStats& stats, v1::ModelStatus* out) {
   out->set_model_id(info.id.ToBytes());
   *out->mutable_spec() = ToProto(info.spec);
@@ -186,6 +203,8 @@ absl::Status AdminService::DoGetStatus(v1::GetStatusResponse* response) {
   response->set_process_memory_bytes(memory);
   FillCounters(stats, response->mutable_counters());
   FillHitCurve(context_.manager->curve_stats(), response->mutable_hit_curve());
+  const RecordingStatus recording = context_.recorder->status();
+  if (!recording.directory.empty()) *response->mutable_recording() = ToProto(recording);
   for (const EffectiveSetting& setting : context_.settings) {
     v1::Setting* out = response->add_settings();
     out->set_name(setting.name);
@@ -259,6 +278,33 @@ grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
   Log(LogLevel::kInfo, "drain asked for: new calls are refused from now on", {{"request_id", id}});
   context_.drain();
   return FinishNow(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::StartRecording(grpc::CallbackServerContext* call,
+                                                       const v1::StartRecordingRequest* request,
+                                                       v1::StartRecordingResponse* response) {
+  return Later(call, "StartRecording",
+               [this, request, response] { return DoStartRecording(*request, response); });
+}
+
+absl::Status AdminService::DoStartRecording(const v1::StartRecordingRequest& request,
+                                            v1::StartRecordingResponse* response) {
+  RecordingOptions options;
+  if (request.max_file_bytes() > 0) options.max_file_bytes = request.max_file_bytes();
+  if (request.max_files() > 0) options.max_files = request.max_files();
+  KVTIER_ASSIGN_OR_RETURN(const RecordingStatus status, context_.recorder->Start(options));
+  *response->mutable_recording() = ToProto(status);
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* AdminService::StopRecording(grpc::CallbackServerContext* call,
+                                                      const v1::StopRecordingRequest*,
+                                                      v1::StopRecordingResponse* response) {
+  return Later(call, "StopRecording", [this, response]() -> absl::Status {
+    KVTIER_ASSIGN_OR_RETURN(const RecordingStatus status, context_.recorder->Stop());
+    *response->mutable_recording() = ToProto(status);
+    return absl::OkStatus();
+  });
 }
 
 // On disk first: a model that cannot be forgotten there would come back at the next start.

@@ -15,6 +15,7 @@
 
 namespace kvtier {
 
+class Recorder;
 class SsdTier;
 
 // What the service works on; all of it must outlive the service. The functions are called on any
@@ -22,8 +23,9 @@ class SsdTier;
 struct AdminContext {
   TierManager* manager = nullptr;
   const SsdTier* ssd = nullptr;  // null when off
-  Executor* executor = nullptr;  // for what blocks: resize, reset, unregister
+  Executor* executor = nullptr;  // for what blocks: resize, reset, unregister, recording
   ModelStore* models = nullptr;
+  Recorder* recorder = nullptr;
   std::vector<EffectiveSetting> settings;
   std::array<std::string, kTiers> tier_notes;  // why a tier that was asked for is off
   std::function<double()> uptime_seconds;
@@ -61,6 +63,12 @@ class AdminService final : public v1::KvCacheAdmin::CallbackService {
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* call,
                                   const v1::DrainRequest* request,
                                   v1::DrainResponse* response) override;
+  grpc::ServerUnaryReactor* StartRecording(grpc::CallbackServerContext* call,
+                                           const v1::StartRecordingRequest* request,
+                                           v1::StartRecordingResponse* response) override;
+  grpc::ServerUnaryReactor* StopRecording(grpc::CallbackServerContext* call,
+                                          const v1::StopRecordingRequest* request,
+                                          v1::StopRecordingResponse* response) override;
 
  private:
   // Answers on the executor.
@@ -74,6 +82,8 @@ class AdminService final : public v1::KvCacheAdmin::CallbackService {
   absl::Status DoSetTierCapacity(const v1::SetTierCapacityRequest& request,
                                  v1::SetTierCapacityResponse* response);
   absl::Status DoReset(const v1::ResetRequest& request, v1::ResetResponse* response);
+  absl::Status DoStartRecording(const v1::StartRecordingRequest& request,
+                                v1::StartRecordingResponse* response);
   absl::StatusOr<uint64_t> ResetNamespace(const ModelId& model, const Namespace& name);
 
   const AdminContext context_;

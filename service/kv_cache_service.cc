@@ -63,6 +63,33 @@ wire::LookupResponse ToWire(LookupResult&& result) {
   return out;
 }
 
+// A Lookup's message, kept for the recorder's writer, which hashes it off the reply's path.
+struct KeptLookup {
+  MessageSlices message;
+  wire::LookupRequest lookup;
+};
+
+// Read once more: the walk took the tokens' slices out of what was read before.
+absl::Status RecordLookup(const wire::Limits& limits, MessageSlices message, const ModelId& id,
+                          const ServedModel& model, Recorder* recorder) {
+  auto kept = std::make_shared<KeptLookup>(KeptLookup{std::move(message), {}});
+  KVTIER_RETURN_IF_ERROR(wire::DecodeLookupRequest(kept->message.views(), limits, &kept->lookup));
+  wire::Prompt& prompt = kept->lookup.prompt;
+  RecordedLookup recorded{.model = id,
+                          .block_tokens = model.block_tokens,
+                          .input_tokens = prompt.engine_hash_count > 0
+                                              ? prompt.engine_hash_count * model.block_tokens
+                                              : prompt.token_count,
+                          .prompt = PromptCursor({}, {}, 1),
+                          .bytes = 0,
+                          .memory = kept};
+  for (const std::string_view slice : kept->message.views()) recorded.bytes += slice.size();
+  KVTIER_ASSIGN_OR_RETURN(PromptRef ref, ToPromptRef(&prompt, id, model));
+  recorded.prompt = std::move(ref.cursor);
+  recorder->Record(std::move(recorded));
+  return absl::OkStatus();
+}
+
 class KvCacheService final : public WithRaw<WithTyped<v1::KvCache::Service>> {
  public:
   KvCacheService(ServiceOptions options, TierManager* manager, CallRegistry* registry,
@@ -174,7 +201,7 @@ grpc::ServerUnaryReactor* KvCacheService::Lookup(grpc::CallbackServerContext* co
 
 absl::Status KvCacheService::DoLookup(const Call& call, const grpc::ByteBuffer& request,
                                       grpc::ByteBuffer* response) {
-  const MessageSlices message(request);
+  MessageSlices message(request);
   wire::LookupRequest lookup;
   KVTIER_RETURN_IF_ERROR(wire::DecodeLookupRequest(message.views(), core_.options.limits, &lookup));
   LookupOptions options;
@@ -192,6 +219,11 @@ absl::Status KvCacheService::DoLookup(const Call& call, const grpc::ByteBuffer& 
   KVTIER_ASSIGN_OR_RETURN(const ServedModel model, core_.models.Get(id));
   KVTIER_ASSIGN_OR_RETURN(PromptRef prompt, ToPromptRef(&lookup.prompt, id, model));
   KVTIER_ASSIGN_OR_RETURN(LookupResult result, core_.manager->Lookup(prompt, options));
+  Recorder* const recorder = core_.options.recorder;
+  if (recorder != nullptr && recorder->on() && !lookup.before_store) {
+    KVTIER_RETURN_IF_ERROR(
+        RecordLookup(core_.options.limits, std::move(message), id, model, recorder));
+  }
   const grpc::Slice bytes(wire::EncodeLookupResponse(ToWire(std::move(result))));
   *response = grpc::ByteBuffer(&bytes, 1);
   return absl::OkStatus();

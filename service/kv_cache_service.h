@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "common/wire.h"
 #include "service/call_registry.h"
+#include "service/recorder.h"
 #include "service/rpc_stats.h"
 #include "storage/tier_manager.h"
 
@@ -38,6 +39,7 @@ struct ServiceOptions {
   uint32_t retry_delay_ms = 100;  // told with RESOURCE_EXHAUSTED
   // Makes a registered model survive a restart; may block. Empty: it does not survive.
   std::function<absl::Status(const ModelSpec&)> save_model;
+  Recorder* recorder = nullptr;  // gets each Lookup that was answered; null: nothing is recorded
 };
 
 // What is passed in must outlive the service; `executor`'s tasks must have ended before the service

@@ -87,6 +87,14 @@ const Figure kFigures[] = {
      "Blocks that left the last tier without one hit. Near all evictions: what is stored is not "
      "asked for again, or the tier is too small.",
      kCounter, KVTIER_STAT(never_hit_blocks)},
+    {"kvtier_recorded_requests_total",
+     "Lookups written by 'kvtier record'. Standing still while it is on and there is traffic: see "
+     "'kvtier record status'.",
+     kCounter, [](const MetricsSnapshot& s) { return double(s.recorded_requests); }},
+    {"kvtier_recording_dropped_total",
+     "Lookups left out of a recording. Rising: they come faster than the disk takes them, and the "
+     "recording is a sample.",
+     kCounter, [](const MetricsSnapshot& s) { return double(s.recording_dropped); }},
 };
 
 #undef KVTIER_STAT

@@ -40,6 +40,8 @@ struct MetricsSnapshot {
   bool draining = false;
   uint64_t open_streams = 0;
   uint64_t process_memory_bytes = 0;
+  uint64_t recorded_requests = 0;
+  uint64_t recording_dropped = 0;
 };
 
 // docs/OPERATIONS.md lists the families and what to do about each.

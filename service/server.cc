@@ -17,6 +17,7 @@
 #include "service/host_memory_info.h"
 #include "service/kv_cache_service.h"
 #include "service/metrics_http.h"
+#include "service/recorder.h"
 #include "storage/ssd_tier.h"
 
 namespace kvtier {
@@ -111,7 +112,7 @@ absl::StatusOr<Tiers> TakeTiers(const Config& config, const std::string& ssd_dir
   return tiers;
 }
 
-ServiceOptions DataServiceOptions(const Config& config, ModelStore* models) {
+ServiceOptions DataServiceOptions(const Config& config, ModelStore* models, Recorder* recorder) {
   ServiceOptions options;
   options.limits.tokens = config.max_tokens;
   options.limits.engine_hashes = config.max_engine_hashes;
@@ -119,6 +120,7 @@ ServiceOptions DataServiceOptions(const Config& config, ModelStore* models) {
   options.max_lease = Milliseconds(config.max_lease_ms);
   options.unary_deadline = Milliseconds(config.unary_deadline_ms);
   options.stream_deadline = Milliseconds(config.stream_deadline_ms);
+  options.recorder = recorder;
   options.save_model = [models](const ModelSpec& spec) { return models->Add(spec); };
   return options;
 }
@@ -199,6 +201,8 @@ class Daemon final : public Server {
   ThreadPool executor_;
   ThreadPool ssd_reader_;
   ThreadPool ssd_writer_;
+  ThreadPool recording_writer_;
+  Recorder recorder_;
   TierManager manager_;
   CallRegistry registry_;
   RpcStatsTable rpc_stats_;
@@ -228,13 +232,16 @@ Daemon::Daemon(const Config& config, std::vector<EffectiveSetting> settings,
       executor_(static_cast<int>(config.executor_threads)),
       ssd_reader_(ssd_ == nullptr ? 0 : static_cast<int>(config.ssd_read_threads)),
       ssd_writer_(ssd_ == nullptr ? 0 : 1),
+      recording_writer_(1),
+      recorder_(directory_->PathOf("recordings"), &recording_writer_, clock_.get()),
       manager_(ManagerOptions{static_cast<uint32_t>(config.max_leases_per_client),
                               config.ssd_write_limit, config.eviction},
                std::move(tiers_.gpu), std::move(tiers_.ram), std::move(tiers_.ssd),
                ManagerExecutors{&executor_, &ssd_reader_, &ssd_writer_}, clock_.get()),
       registry_(static_cast<uint32_t>(config.max_streams_per_client), clock_.get()),
-      data_service_(MakeKvCacheService(DataServiceOptions(config, models_.get()), &manager_,
-                                       &registry_, &executor_, clock_.get(), &rpc_stats_)),
+      data_service_(MakeKvCacheService(DataServiceOptions(config, models_.get(), &recorder_),
+                                       &manager_, &registry_, &executor_, clock_.get(),
+                                       &rpc_stats_)),
       admin_service_(MakeAdminContext(std::move(settings))),
       ticker_(std::in_place, kTick, [this] {
         manager_.Tick();
@@ -248,6 +255,7 @@ AdminContext Daemon::MakeAdminContext(std::vector<EffectiveSetting> settings) {
   context.ssd = ssd_;
   context.executor = &executor_;
   context.models = models_.get();
+  context.recorder = &recorder_;
   context.settings = std::move(settings);
   context.tier_notes = tiers_.notes;
   context.uptime_seconds = [this] { return UptimeSeconds(); };
@@ -347,6 +355,8 @@ void Daemon::Stop() {
   ticker_.reset();
   // Each waits for those after it.
   executor_.WaitIdle();
+  if (recorder_.on()) recorder_.Stop().IgnoreError();  // it logs what the recording came to
+  recording_writer_.WaitIdle();
   ssd_reader_.WaitIdle();
   ssd_writer_.WaitIdle();
   if (served) WriteDown(deadline);
@@ -388,6 +398,8 @@ MetricsSnapshot Daemon::Snapshot() const {
     out.rpcs.push_back(SnapshotRpc(kRpcNames[i], rpc_stats_.of(static_cast<Rpc>(i))));
   }
   out.uptime_seconds = UptimeSeconds();
+  out.recorded_requests = recorder_.recorded_total();
+  out.recording_dropped = recorder_.dropped_total();
   out.draining = registry_.draining();
   out.open_streams = registry_.open_streams();
   const absl::StatusOr<uint64_t> memory = ProcessMemory();

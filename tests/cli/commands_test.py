@@ -60,7 +60,8 @@ class WithoutDaemon(unittest.TestCase):
             self.assertNotEqual(err, "")
 
     def test_nobody_answers(self):
-        for command in (["status"], ["models"], ["drain"],
+        for command in (["status"], ["models"], ["drain"], ["record", "start"],
+                        ["record", "stop"], ["record", "status"],
                         ["set-capacity", "--tier", "ram", "--bytes", "1GiB"],
                         ["reset", "--model", "0" * 32], ["unregister", "--model", "0" * 32]):
             code, out, err = kvtier(*command, "--json", env={"KVTIER_ADMIN": "unix:/no/where"})
@@ -373,6 +374,90 @@ class WithDaemon(DaemonTestCase):
         report = one_document(out)
         self.assertEqual((report["blocks"], report["hit_blocks"]), (4, 3))
         self.assertEqual(report["hit_ratio_full"], 0.75)
+
+    def test_a_recording_simulated_hits_what_was_hit(self):
+        self.assertFalse(self.admin("record", "status")["on"])
+        self.replay("--tenant", "unrecorded", requests=20)
+        started = self.admin("record", "start")
+        self.assertEqual((started["on"], started["requests"], started["max_files"]), (True, 0, 4))
+        self.assertEqual(self.admin("record", "start", code=1)["error"]["code"],
+                         "FAILED_PRECONDITION")
+        live = self.replay("--tenant", "recorded")
+        self.assertTrue(self.admin("status")["recording"]["on"])
+        ended = self.admin("record", "stop")
+        self.assertEqual((ended["on"], ended["requests"], ended["dropped"], ended["models"]),
+                         (False, 300, 0, 1))
+        self.replay("--tenant", "unrecorded", requests=20)
+        self.assertEqual(self.admin("record", "status"), ended)
+        self.assertEqual(self.admin("record", "stop", code=1)["error"]["code"],
+                         "FAILED_PRECONDITION")
+
+        simulate = ["simulate", "--trace", ended["files"][0], "--capacity", "4096", "--convention",
+                    "all", "--json"]
+        code, out, err = kvtier(*simulate)
+        self.assertEqual(code, 0, err)
+        leaf_first = [row for row in one_document(out)["rows"] if row["policy"] == "lru"]
+        self.assertAlmostEqual(leaf_first[0]["hit_ratio_all"], live["hit_ratio_all"], places=6)
+        again = self.replay_trace(ended["files"][0], "--model", "1")
+        self.assertEqual(again["hit_blocks"], live["hit_blocks"])
+        self.assertEqual(again["blocks"], live["blocks"])
+        self.assertEqual(self.replay_trace(ended["files"][0], "--model", "2", code=1)["blocks"], 0)
+        code, out, _ = kvtier(*simulate, "--block-tokens", "16")
+        self.assertEqual(code, 1)
+        self.assertIn(":1: block_tokens is 512 of model 1", one_document(out)["error"]["message"])
+
+    def replay_trace(self, trace, *arguments, code=0):
+        got, out, err = kvtier("replay", "--server", self.daemon.address, "--json", "--trace",
+                               trace, "--block-bytes", "16KiB", "--tenant", "again", *arguments)
+        self.assertEqual(got, code, err)
+        return one_document(out)
+
+    def test_a_recording_is_off_after_a_restart(self):
+        self.admin("record", "start", "--max-files", "2")
+        self.replay(requests=10)
+        self.daemon.close()
+        self.start()
+        self.assertFalse(self.admin("record", "status")["on"])
+        second = self.admin("record", "start", "--max-files", "2")
+        folder = os.path.join(self.folder.name, "data", "recordings")
+        self.assertEqual(sorted(os.listdir(folder)), ["recording-000001-000001.jsonl",
+                                                      "recording-000002-000001.jsonl"])
+        with open(os.path.join(folder, "recording-000001-000001.jsonl"), encoding="utf-8") as file:
+            self.assertEqual(len(file.readlines()), 10)
+        self.assertEqual(os.path.basename(second["files"][0]), "recording-000002-000001.jsonl")
+
+    def test_limits_of_a_recording_are_named(self):
+        error = self.admin("record", "start", "--max-file-bytes", "1KiB", code=1)["error"]
+        self.assertIn("max_file_bytes is 1024, the limits are 65536", error["message"])
+        error = self.admin("record", "start", "--max-files", "0", code=1)["error"]
+        self.assertIn("max-files 0", error["message"])
+
+    def test_load(self):
+        arguments = ["bench", "load", "--server", self.daemon.address, "--block-bytes", "4KiB",
+                     "--clients", "2", "--json"]
+        code, out, err = kvtier(*arguments, "--requests", "300")
+        self.assertEqual(code, 0, err)
+        closed = one_document(out)
+        rows = {row["operation"]: row for row in closed["operations"]}
+        self.assertEqual(list(rows), ["lookup", "fetch", "store", "total"])
+        self.assertEqual((closed["loop"], closed["sent_late_us"]), ("closed", None))
+        self.assertEqual(rows["total"]["count"], 300)
+        self.assertGreater(min(row["blocks"] for row in rows.values()), 0)
+        self.assertEqual((rows["total"]["errors"], rows["total"]["wrong_blocks"]), (0, 0))
+        latency = rows["lookup"]["latency_us"]
+        self.assertEqual(sorted(latency.values()), list(latency.values()))
+        code, out, err = kvtier(*arguments, "--rate", "200", "--duration", "1", "--mix", "lookup=1")
+        self.assertEqual(code, 0, err)
+        opened = one_document(out)
+        self.assertEqual(opened["operations"][3]["count"], 200)
+        self.assertGreater(opened["seconds"], 0.99)
+        self.assertGreater(opened["sent_late_us"]["max"], 0)
+        for wrong, text in ((["--mix", "reads=1"], "mix names 'reads'"),
+                            (["--rate", "-1"], "rate is -1"),
+                            (["--duration", "-1"], "duration is -1")):
+            code, out, _ = kvtier(*arguments, *wrong)
+            self.assertEqual(code, 1)
+            self.assertIn(text, one_document(out)["error"]["message"])
 
     def test_drain(self):
         self.assertEqual(self.admin("drain"), {"draining": True})

@@ -2,7 +2,11 @@
 // they were stored under and no other.
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <sstream>
+
 #include "tests/service/service_client.h"
+#include "tests/support/temp_folder.h"
 
 namespace kvtier {
 namespace {
@@ -436,6 +440,47 @@ TEST(LowerTierTest, DurableSaysWhenTheSsdTakesNothing) {
   EXPECT_TRUE(
       client.Store(prompt, 0, Payloads(1, 2, kMiB), &response, {}, kMiB, v1::DURABILITY_DURABLE)
           .ok());
+}
+
+TEST(RecordingTest, LookupsAreRecordedButForThoseOfAStore) {
+  TempFolder folder;
+  const SteadyClock clock{};
+  ThreadPool writer(1);
+  Recorder recorder(folder / "recordings", &writer, &clock);
+  TestServerOptions options;
+  options.service.recorder = &recorder;
+  TestServer server(options);
+  ServiceClient client(server.address());
+  const std::string model = client.Register("secret-name", {64});
+  v1::LookupRequest request;
+  *request.mutable_prompt() = TokenPrompt(model, 1, 3);
+  request.mutable_prompt()->add_tokens(1);
+  v1::LookupResponse response;
+  ASSERT_TRUE(client.Lookup(request, &response).ok());  // before it is on
+
+  ASSERT_TRUE(recorder.Start({}).ok());
+  ASSERT_TRUE(client.Lookup(request, &response).ok());
+  request.set_before_store(true);
+  ASSERT_TRUE(client.Lookup(request, &response).ok());
+  request.set_before_store(false);
+  request.mutable_prompt()->clear_tokens();
+  for (int i = 0; i < 2; ++i) request.mutable_prompt()->add_engine_hashes("12345678");
+  ASSERT_TRUE(client.Lookup(request, &response).ok());
+  const absl::StatusOr<RecordingStatus> ended = recorder.Stop();
+  ASSERT_TRUE(ended.ok()) << ended.status();
+  EXPECT_EQ(ended->requests, 2u);
+  std::ostringstream text;
+  text << std::ifstream(ended->files.back()).rdbuf();
+  std::vector<std::string> lines;
+  std::istringstream in(text.str());
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 2u) << text.str();
+  EXPECT_NE(lines[0].find("\"block_tokens\":4,\"input_length\":13,"), std::string::npos);
+  EXPECT_EQ(std::count(lines[0].begin(), lines[0].end(), ','), 5 + 2);
+  EXPECT_NE(lines[1].find("\"input_length\":8,"), std::string::npos);
+  EXPECT_EQ(std::count(lines[1].begin(), lines[1].end(), ','), 5 + 1);
+  server.Stop();
+  writer.WaitIdle();
 }
 
 }  // namespace
