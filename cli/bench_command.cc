@@ -1,6 +1,7 @@
 // kvtier bench: figures of this machine, each beside its limit.
 #include <memory>
 
+#include "cli/bench_load.h"
 #include "cli/bench_lookup.h"
 #include "cli/bench_report.h"
 #include "cli/bench_setup.h"
@@ -106,6 +107,7 @@ void AddBenchCommand(CLI::App& parent, Invocation* invocation) {
   AddTransferOptions(AddBench(*bench, "fetch", "Fetch beside a bare gRPC stream of the same bytes",
                               options, FetchAndSsd, invocation),
                      options.get());
+  AddBenchLoadCommand(*bench, invocation);
   AddCeilingServer(parent, invocation);
 }
 

@@ -68,6 +68,27 @@ absl::Status WaitForServer(const std::string& address, bench::ChildProcess* chil
   return reached;
 }
 
+Namespace FreshNamespace() {
+  std::random_device random;
+  return Namespace{absl::StrCat("bench-", random(), "-", random()), "", ""};
+}
+
+absl::StatusOr<std::unique_ptr<PrivateDaemon>> PrivateDaemon::Start(const Output& output) {
+  std::unique_ptr<PrivateDaemon> daemon(new PrivateDaemon);
+  KVTIER_ASSIGN_OR_RETURN(const std::string program, DaemonPath());
+  KVTIER_ASSIGN_OR_RETURN(daemon->directory_, bench::TemporaryDirectory::Make());
+  const std::string& directory = daemon->directory_->path();
+  daemon->address_ = "unix:" + directory + "/kvtier.sock";
+  output.Progress(
+      absl::StrCat("bench: starting ", program, " with ", kDaemonMemory, " of RAM in ", directory));
+  KVTIER_ASSIGN_OR_RETURN(daemon->process_,
+                          bench::ChildProcess::Start({program, "--data-dir", directory + "/data",
+                                                      "--listen", daemon->address_, "--ram-bytes",
+                                                      kDaemonMemory, "--log-level", "warning"}));
+  KVTIER_RETURN_IF_ERROR(WaitForServer(daemon->address_, daemon->process_.get()));
+  return daemon;
+}
+
 absl::StatusOr<std::unique_ptr<BenchSetup>> BenchSetup::Start(const BenchOptions& options,
                                                               const Output& output) {
   std::unique_ptr<BenchSetup> setup(new BenchSetup(options, output));
@@ -83,15 +104,9 @@ absl::Status BenchSetup::StartDaemon() {
     daemon_address_ = options_.server;
     return ConnectClient().status();
   }
-  KVTIER_ASSIGN_OR_RETURN(const std::string daemon_path, DaemonPath());
-  daemon_address_ = "unix:" + directory_->path() + "/kvtier.sock";
-  output_.Progress(absl::StrCat("bench: starting ", daemon_path, " with ", kDaemonMemory,
-                                " of RAM in ", directory_->path()));
-  KVTIER_ASSIGN_OR_RETURN(
-      daemon_, bench::ChildProcess::Start({daemon_path, "--data-dir", directory_->path() + "/data",
-                                           "--listen", daemon_address_, "--ram-bytes",
-                                           kDaemonMemory, "--log-level", "warning"}));
-  return WaitForServer(daemon_address_, daemon_.get());
+  KVTIER_ASSIGN_OR_RETURN(daemon_, PrivateDaemon::Start(output_));
+  daemon_address_ = daemon_->address();
+  return absl::OkStatus();
 }
 
 absl::Status BenchSetup::StartCeilingServer(const std::string& own_path) {
@@ -115,11 +130,6 @@ absl::StatusOr<std::unique_ptr<Client>> BenchSetup::ConnectClient() const {
 
 absl::StatusOr<std::unique_ptr<bench::CeilingClient>> BenchSetup::ConnectCeiling() const {
   return bench::CeilingClient::Connect(ceiling_address_);
-}
-
-Namespace BenchSetup::FreshNamespace() const {
-  std::random_device random;
-  return Namespace{absl::StrCat("bench-", random(), "-", random()), "", ""};
 }
 
 absl::Status BenchSetup::Stop() {

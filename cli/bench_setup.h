@@ -44,6 +44,25 @@ absl::StatusOr<std::string> DaemonPath();
 // Until the child accepts connections; gives up early when it ends.
 absl::Status WaitForServer(const std::string& address, bench::ChildProcess* child);
 
+// A namespace that no earlier run has used.
+Namespace FreshNamespace();
+
+// A kvtierd of this program's own with 1 GiB of RAM, in a temporary directory. Not thread-safe.
+class PrivateDaemon {
+ public:
+  static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(const Output& output);
+  const std::string& address() const { return address_; }
+  // An error when it did not end well.
+  absl::Status Stop() { return process_->Stop(); }
+
+ private:
+  PrivateDaemon() = default;
+
+  std::string address_;
+  std::unique_ptr<bench::TemporaryDirectory> directory_;
+  std::unique_ptr<bench::ChildProcess> process_;
+};
+
 // Not thread-safe.
 class BenchSetup {
  public:
@@ -56,8 +75,7 @@ class BenchSetup {
   const Output& output() const { return output_; }
   absl::StatusOr<std::unique_ptr<Client>> ConnectClient() const;
   absl::StatusOr<std::unique_ptr<bench::CeilingClient>> ConnectCeiling() const;
-  // A namespace that no earlier run has used.
-  Namespace FreshNamespace() const;
+  Namespace FreshNamespace() const { return cli::FreshNamespace(); }
   // Stops the private daemon. An error when it did not end well.
   absl::Status Stop();
 
@@ -72,7 +90,7 @@ class BenchSetup {
   std::string daemon_address_;
   std::string ceiling_address_;
   std::unique_ptr<bench::TemporaryDirectory> directory_;
-  std::unique_ptr<bench::ChildProcess> daemon_;  // null with --server
+  std::unique_ptr<PrivateDaemon> daemon_;  // null with --server
   std::unique_ptr<bench::ChildProcess> ceiling_server_;
 };
 
