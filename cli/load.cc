@@ -133,7 +133,7 @@ class FirstError {
  public:
   void Note(const absl::Status& status, LoadOp op) KVTIER_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    if (text_.empty()) text_ = absl::StrCat(LoadOpName(op), ": ", status.ToString());
+    if (text_.empty()) text_ = absl::StrCat(std::string(LoadOpName(op)), ": ", status.ToString());
   }
   std::string text() KVTIER_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -260,7 +260,7 @@ absl::StatusOr<LoadOp> ParseOp(std::string_view name) {
     if (name == LoadOpName(op)) return op;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("mix names '", name, "', one of lookup, fetch, store is needed"));
+      absl::StrCat("mix names '", std::string(name), "', one of lookup, fetch, store is needed"));
 }
 
 }  // namespace

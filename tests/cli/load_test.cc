@@ -58,7 +58,7 @@ struct Result {
   std::array<uint64_t, kLoadOps> prepared;
 };
 
-Result Run(const LoadOptions& options, uint64_t failing = 0, uint64_t wrong = 0) {
+Result RunStalling(const LoadOptions& options, uint64_t failing = 0, uint64_t wrong = 0) {
   ManualPacer pacer;
   auto target = std::make_unique<StallingTarget>(&pacer, kStalled, kStall);
   target->failing_ = failing;
@@ -91,7 +91,7 @@ uint64_t AtLeast(const HdrHistogram& latency, Duration limit) {
 // Requests are due every 10 ms and take 1 ms, so the 100 that were due during the stall of 1 s wait
 // for what is left of it, and the backlog shrinks by 9 ms with each answer.
 TEST(LoadTest, AStallShowsInAllRequestsThatWereDueMeanwhile) {
-  const LoadReport report = Run({.rate = 100, .requests = 1000, .mix = {1, 0, 0}}).report;
+  const LoadReport report = RunStalling({.rate = 100, .requests = 1000, .mix = {1, 0, 0}}).report;
   std::vector<double> want;  // ms
   double free_at = 0;
   for (int i = 0; i < 1000; ++i) {
@@ -121,7 +121,7 @@ TEST(LoadTest, AStallShowsInAllRequestsThatWereDueMeanwhile) {
 // The same cache and the same stall: a closed loop asks nothing meanwhile, so it is one slow
 // request.
 TEST(LoadTest, AClosedLoopShowsAStallOnce) {
-  const LoadReport report = Run({.requests = 1000, .mix = {1, 0, 0}}).report;
+  const LoadReport report = RunStalling({.requests = 1000, .mix = {1, 0, 0}}).report;
   const HdrHistogram& latency = Lookups(report).latency;
   EXPECT_EQ(latency.count(), 1000u);
   EXPECT_EQ(AtLeast(latency, milliseconds(2)), 1u);
@@ -132,39 +132,42 @@ TEST(LoadTest, AClosedLoopShowsAStallOnce) {
 
 // All that is due within the duration is sent, late or not; nothing else.
 TEST(LoadTest, DurationBoundsWhatIsDue) {
-  EXPECT_EQ(Lookups(Run({.rate = 100, .duration = seconds(2), .mix = {1, 0, 0}}).report).count,
-            200u);
   EXPECT_EQ(
-      Lookups(Run({.rate = 100, .duration = milliseconds(1500), .mix = {1, 0, 0}}).report).count,
+      Lookups(RunStalling({.rate = 100, .duration = seconds(2), .mix = {1, 0, 0}}).report).count,
+      200u);
+  EXPECT_EQ(
+      Lookups(RunStalling({.rate = 100, .duration = milliseconds(1500), .mix = {1, 0, 0}}).report)
+          .count,
       150u);
   // Closed: 100 of 1 ms, then the stall goes over the end.
-  EXPECT_EQ(Lookups(Run({.duration = milliseconds(1050), .mix = {1, 0, 0}}).report).count, 101u);
+  EXPECT_EQ(Lookups(RunStalling({.duration = milliseconds(1050), .mix = {1, 0, 0}}).report).count,
+            101u);
 }
 
 TEST(LoadTest, TheMixIsKeptAndCanBeRepeated) {
   const LoadOptions options{.requests = 10'000, .mix = {60, 30, 10}, .seed = 7};
-  const Result result = Run(options);
+  const Result result = RunStalling(options);
   const double want[] = {6000, 3000, 1000};
   for (size_t i = 0; i < kLoadOps; ++i) {
     EXPECT_NEAR(static_cast<double>(result.prepared[i]), want[i], 200) << i;
     EXPECT_EQ(result.report.rows[i].count, result.prepared[i]);
     EXPECT_EQ(result.report.rows[i].sum.bytes, result.prepared[i] * 1000);
   }
-  EXPECT_EQ(Run(options).prepared, result.prepared);
+  EXPECT_EQ(RunStalling(options).prepared, result.prepared);
   LoadOptions other = options;
   other.seed = 8;
-  EXPECT_NE(Run(other).prepared, result.prepared);
+  EXPECT_NE(RunStalling(other).prepared, result.prepared);
 }
 
 TEST(LoadTest, ErrorsAndWrongBytesFailTheRun) {
   const LoadOptions options{.requests = 50, .mix = {0, 1, 0}};
-  EXPECT_TRUE(CheckLoad(Run(options).report).ok());
-  const LoadReport failed = Run(options, 3).report;
+  EXPECT_TRUE(CheckLoad(RunStalling(options).report).ok());
+  const LoadReport failed = RunStalling(options, 3).report;
   EXPECT_EQ(failed.rows[1].errors, 1u);
   EXPECT_EQ(failed.rows[1].count, 50u);
   EXPECT_THAT(std::string(CheckLoad(failed).message()),
               AllOf(HasSubstr("1 of 50 operations failed"), HasSubstr("fetch: UNAVAILABLE: gone")));
-  const LoadReport wrong = Run(options, 0, 1).report;
+  const LoadReport wrong = RunStalling(options, 0, 1).report;
   EXPECT_EQ(CheckLoad(wrong).code(), absl::StatusCode::kDataLoss);
   const Json document = LoadJson(options, wrong, {{"clients", 1}});
   EXPECT_EQ(document["operations"][1]["wrong_blocks"], 50);
