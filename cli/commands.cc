@@ -10,4 +10,18 @@ CLI::App* AddCommand(CLI::App& parent, const std::string& name, const std::strin
   return command;
 }
 
+std::string CommandLine(std::span<const char* const> arguments) {
+  std::string out;
+  for (const std::string argument : arguments) {
+    constexpr std::string_view kPlain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./:,=%+@";
+    const bool plain = !argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos;
+    if (!out.empty()) out += ' ';
+    if (!plain) out += '\'';
+    for (const char c : argument) out += c == '\'' ? "'\\''" : std::string(1, c);
+    if (!plain) out += '\'';
+  }
+  return out;
+}
+
 }  // namespace kvtier::cli

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <span>
 #include <string>
 
 #include "cli/json_output.h"
@@ -14,6 +15,7 @@ namespace kvtier::cli {
 // What the command line asks for.
 struct Invocation {
   bool json = false;
+  std::string command_line;  // all of it, as a shell takes it
   // Prints the answer to the output. An error is the program's failure, also after an answer was
   // printed (a replay that met a wrong byte prints its table and fails).
   std::function<absl::Status(Output&)> run;
@@ -24,6 +26,9 @@ struct Invocation {
 // options, and sets `invocation->run` in the returned command's callback().
 CLI::App* AddCommand(CLI::App& parent, const std::string& name, const std::string& summary,
                      const std::string& example, Invocation* invocation);
+
+// The arguments as a shell takes them.
+std::string CommandLine(std::span<const char* const> arguments);
 
 void AddSizeCommand(CLI::App& parent, Invocation* invocation);
 void AddInspectCommand(CLI::App& parent, Invocation* invocation);

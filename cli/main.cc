@@ -16,6 +16,8 @@ int main(int argc, char** argv) {
   kvtier::bench::KeepFreedMemory();
   kvtier::SkipAbslLockChecks();
   kvtier::cli::Invocation invocation;
+  invocation.command_line =
+      kvtier::cli::CommandLine(std::span<const char* const>(argv, static_cast<size_t>(argc)));
   kvtier::cli::AddStatusCommand(app, &invocation);
   kvtier::cli::AddModelsCommand(app, &invocation);
   kvtier::cli::AddCurveCommand(app, &invocation);

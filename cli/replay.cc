@@ -98,8 +98,13 @@ class Dispatcher {
 // One engine: one request at a time.
 class ReplayClient {
  public:
-  ReplayClient(const ReplayOptions& options, Client& client, const RegisteredModel& model)
-      : options_(options), client_(client), model_(model) {
+  ReplayClient(const ReplayOptions& options, Client& client, const RegisteredModel& model,
+               ReplaySlices& slices)
+      : options_(options),
+        client_(client),
+        model_(model),
+        slices_(slices),
+        start_(SteadyClock().Now()) {
     const std::string root = CanonicalRoot(model.id, Name(), PromptKind::kTokens,
                                            options.block_tokens * sizeof(uint32_t));
     root_ = Digest128::Of(root);
@@ -109,8 +114,10 @@ class ReplayClient {
     while (true) {
       KVTIER_ASSIGN_OR_RETURN(const std::optional<Dispatcher::Ticket> ticket, dispatcher.Next());
       if (!ticket) return absl::OkStatus();
+      const ReplaySlice before = SoFar();
       const absl::Status status = RunRequest(ticket->request);
       if (!status.ok()) return Annotate(status, absl::StrCat("request ", ticket->number));
+      slices_.Add(ticket->number, before, SoFar());
     }
   }
 
@@ -118,6 +125,16 @@ class ReplayClient {
 
  private:
   Namespace Name() const { return Namespace{.tenant = options_.tenant, .salt = "", .adapter = ""}; }
+
+  ReplaySlice SoFar() const {
+    const ReplayReport& counts = tally_.counts;
+    return {.requests = counts.requests,
+            .blocks = counts.blocks,
+            .hit_blocks_by_tier = counts.hit_blocks_by_tier,
+            .fetched_bytes = counts.fetched_bytes,
+            .stored_bytes = counts.stored_bytes,
+            .end_seconds = std::chrono::duration<double>(SteadyClock().Now() - start_).count()};
+  }
 
   absl::Status RunRequest(const TraceRequest& request) {
     Prepare(request);
@@ -246,6 +263,8 @@ class ReplayClient {
   const ReplayOptions& options_;
   Client& client_;
   const RegisteredModel& model_;
+  ReplaySlices& slices_;
+  const TimePoint start_;
   BlockKey root_;
   std::vector<uint32_t> tokens_;
   std::vector<BlockKey> keys_;
@@ -352,6 +371,24 @@ Json LatencyJson(const LatencySummary& latency) {
           {"max", latency.max}};
 }
 
+Json SlicesJson(const std::vector<ReplaySlice>& slices) {
+  Json out = Json::array();
+  for (const ReplaySlice& slice : slices) {
+    const auto hits = [&](CacheTier tier) {
+      return slice.hit_blocks_by_tier[static_cast<size_t>(tier)];
+    };
+    out.push_back({{"requests", slice.requests},
+                   {"end_seconds", slice.end_seconds},
+                   {"blocks", slice.blocks},
+                   {"hit_blocks_gpu", hits(CacheTier::kGpu)},
+                   {"hit_blocks_ram", hits(CacheTier::kRam)},
+                   {"hit_blocks_ssd", hits(CacheTier::kSsd)},
+                   {"fetched_bytes", slice.fetched_bytes},
+                   {"stored_bytes", slice.stored_bytes}});
+  }
+  return out;
+}
+
 std::vector<std::string> LatencyRow(const std::string& name, const LatencySummary& latency) {
   return {name,
           WithCommas(latency.count),
@@ -409,9 +446,10 @@ absl::StatusOr<ReplayReport> Replay(const ReplayOptions& options, TraceSource& t
   KVTIER_RETURN_IF_ERROR(CheckOptions(options));
   KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, ConnectTo(options));
   KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model, client->RegisterModel(ReplayModel(options)));
+  ReplaySlices slices;
   std::vector<std::unique_ptr<ReplayClient>> clients;
   for (int i = 0; i < options.clients; ++i) {
-    clients.push_back(std::make_unique<ReplayClient>(options, *client, model));
+    clients.push_back(std::make_unique<ReplayClient>(options, *client, model, slices));
   }
   const TimePoint start = SteadyClock().Now();
   Dispatcher dispatcher(options, trace, progress);
@@ -426,6 +464,7 @@ absl::StatusOr<ReplayReport> Replay(const ReplayOptions& options, TraceSource& t
   report.fetch = Summarize(&total.fetch_us);
   report.store = Summarize(&total.store_us);
   report.release = Summarize(&total.release_us);
+  report.slices = slices.Take();
   return report;
 }
 
@@ -451,7 +490,8 @@ Json ReplayJson(const ReplayOptions& options, const ReplayReport& report,
                 std::optional<double> ssd_writes) {
   const double hits = Ratio(report.hit_blocks, report.blocks);
   const std::optional<double> writes = SsdWritesPerBlock(report, ssd_writes);
-  return {{"convention", options.full_only ? "full" : "all"},
+  return {{"trace", options.trace},
+          {"convention", options.full_only ? "full" : "all"},
           {"hit_ratio_all", options.full_only ? Json(nullptr) : Json(hits)},
           {"hit_ratio_full", options.full_only ? Json(hits) : Json(nullptr)},
           {"hit_ratio_gpu", TierRatio(report, CacheTier::kGpu)},
@@ -479,7 +519,8 @@ Json ReplayJson(const ReplayOptions& options, const ReplayReport& report,
            {{"lookup", LatencyJson(report.lookup)},
             {"fetch", LatencyJson(report.fetch)},
             {"store", LatencyJson(report.store)},
-            {"release", LatencyJson(report.release)}}}};
+            {"release", LatencyJson(report.release)}}},
+          {"slices", SlicesJson(report.slices)}};
 }
 
 std::string ReplayText(const ReplayOptions& options, const ReplayReport& report,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/json_output.h"
+#include "cli/replay_slices.h"
 #include "cli/trace.h"
 #include "common/clock.h"
 #include "common/model_spec.h"
@@ -18,6 +19,7 @@ namespace kvtier::cli {
 
 struct ReplayOptions {
   std::string server;           // address of the data API
+  std::string trace;            // what it is called, for the report
   uint64_t block_bytes = 0;     // payload of one block, from 32
   uint32_t block_tokens = 512;  // of the trace
   bool full_only = false;       // convention: full blocks only, or all ids
@@ -55,6 +57,7 @@ struct ReplayReport {
   double seconds = 0;
   bool ssd_tier = false;  // whether the daemon has one
   LatencySummary lookup, fetch, store, release;
+  std::vector<ReplaySlice> slices;  // in the trace's order
 };
 
 // The model that replays declare: `block_bytes` opaque bytes for `block_tokens` tokens.

@@ -8,6 +8,7 @@
 #include "cli/admin_client.h"
 #include "cli/commands.h"
 #include "cli/replay.h"
+#include "cli/report_flags.h"
 #include "cli/trace_flags.h"
 #include "common/bytes.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 struct ReplayFlags {
   ReplayOptions replay;
+  ReportFlags report;
   TraceFlags trace;
   std::string block_bytes;
   uint64_t lease_ms = 30000;
@@ -47,13 +49,15 @@ std::optional<uint64_t> SsdBlocksWritten(const std::string& admin) {
   return blocks;
 }
 
-absl::Status RunReplay(const ReplayFlags& flags, Output& output) {
+absl::Status RunReplay(const ReplayFlags& flags, const std::string& command_line, Output& output) {
   ReplayOptions options = flags.replay;
+  options.trace = flags.trace.path.empty() ? "made-up chats" : flags.trace.path;
   KVTIER_ASSIGN_OR_RETURN(options.block_bytes, ParseBytes(flags.block_bytes));
   options.full_only = flags.trace.full_only();
   options.block_tokens = flags.trace.reader.block_tokens;
   options.lease = std::chrono::milliseconds(flags.lease_ms);
   KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source, OpenSource(flags.trace));
+  KVTIER_RETURN_IF_ERROR(CheckReportFlags(flags.report));
   const std::string admin = AdminAddress(flags);
   const std::optional<uint64_t> before = SsdBlocksWritten(admin);
   KVTIER_ASSIGN_OR_RETURN(
@@ -70,7 +74,10 @@ absl::Status RunReplay(const ReplayFlags& flags, Output& output) {
           "'");
     }
   }
-  output.Print(ReplayJson(options, report, ssd_writes), ReplayText(options, report, ssd_writes));
+  Json document = ReplayJson(options, report, ssd_writes);
+  document["command"] = command_line;
+  output.Print(document, ReplayText(options, report, ssd_writes));
+  KVTIER_RETURN_IF_ERROR(WriteReports(flags.report, document, output));  // of a failed one, too
   return CheckReplay(report);
 }
 
@@ -119,8 +126,11 @@ void AddReplayCommand(CLI::App& parent, Invocation* invocation) {
                    "Operators' API, asked for the SSD tier's writes; without it admin.sock beside "
                    "the data socket")
       ->envname("KVTIER_ADMIN");
+  AddReportFlags(command, &flags->report);
   command->callback([flags, invocation] {
-    invocation->run = [flags](Output& output) { return RunReplay(*flags, output); };
+    invocation->run = [flags, line = invocation->command_line](Output& output) {
+      return RunReplay(*flags, line, output);
+    };
   });
 }
 

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/report_flags.h"
 #include "cli/simulate/options.h"
 #include "cli/simulate/simulation.h"
 #include "cli/trace_flags.h"
@@ -12,6 +13,7 @@ namespace {
 
 struct SimulateFlags {
   SimulateOptions simulate;
+  ReportFlags report;
   std::vector<std::string> capacities;
   std::vector<std::string> tiers;
   std::vector<std::string> ssd_capacities;
@@ -41,13 +43,17 @@ absl::StatusOr<SimulateOptions> ToOptions(const SimulateFlags& flags) {
   return options;
 }
 
-absl::Status RunSimulate(const SimulateFlags& flags, Output& output) {
+absl::Status RunSimulate(const SimulateFlags& flags, const std::string& command_line,
+                         Output& output) {
   KVTIER_ASSIGN_OR_RETURN(const SimulateOptions options, ToOptions(flags));
+  KVTIER_RETURN_IF_ERROR(CheckReportFlags(flags.report));
   KVTIER_ASSIGN_OR_RETURN(
       const SimulationReport report,
       Simulate(options, [&output](std::string_view line) { output.Progress(line); }));
-  output.Print(SimulationJson(options, report), SimulationText(options, report));
-  return absl::OkStatus();
+  Json document = SimulationJson(options, report);
+  document["command"] = command_line;
+  output.Print(document, SimulationText(options, report));
+  return WriteReports(flags.report, document, output);
 }
 
 void AddTierFlags(CLI::App* command, SimulateFlags* flags) {
@@ -112,8 +118,11 @@ void AddSimulateCommand(CLI::App& parent, Invocation* invocation) {
                    "block is dropped; both: a simulation of each")
       ->check(CLI::IsMember({"all", "full", "both"}))
       ->capture_default_str();
+  AddReportFlags(command, &flags->report);
   command->callback([flags, invocation] {
-    invocation->run = [flags](Output& output) { return RunSimulate(*flags, output); };
+    invocation->run = [flags, line = invocation->command_line](Output& output) {
+      return RunSimulate(*flags, line, output);
+    };
   });
 }
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import unittest
+import xml.etree.ElementTree
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import daemon as support  # noqa: E402
@@ -28,6 +29,11 @@ def kvtier(*arguments, env=None):
     done = subprocess.run([KVTIER, *arguments], env=support.environment(env), capture_output=True,
                           text=True, timeout=SECONDS, check=False)
     return done.returncode, done.stdout, done.stderr
+
+
+def texts(path):
+    """All text of a page or picture; fails unless it is well-formed XML."""
+    return " ".join(xml.etree.ElementTree.parse(path).getroot().itertext())
 
 
 def one_document(text):
@@ -205,6 +211,32 @@ class TwoTiers(unittest.TestCase):
         self.assertEqual((code, report["skipped_lines"], report["requests"]), (0, 1, 2))
 
 
+    def test_report_and_plot(self):
+        self.trace = os.path.join(self.folder.name, "a<&>.tar")
+        self.write(tarfile.PAX_FORMAT, [("a", self.session(3)), ("b", self.session(2))])
+        page, plot = self.trace + ".html", self.trace + ".svg"
+        for arguments in (["--policy", "lru", "--capacity", "1,2,100"],
+                          ["--tiers", "log,lazy", "--capacity", "100", "--ssd-capacity", "200"]):
+            code, _ = self.simulate(*arguments, "--report", page, "--plot", plot)
+            self.assertEqual(code, 0)
+            self.assertIn("a<&>.tar", texts(page))
+            self.assertIn("--capacity", texts(page))
+            self.assertIn("hit ratio", texts(plot))
+        self.assertEqual(sorted(os.listdir(self.folder.name)),
+                         ["a<&>.tar", "a<&>.tar.html", "a<&>.tar.svg"])
+
+    def test_a_report_that_cannot_be_written_is_told_first(self):
+        no_such = os.path.join(self.folder.name, "no", "such.html")
+        for arguments, reason in (
+                (["--report", no_such], f"cannot write {no_such}: No such file or directory"),
+                (["--report", self.folder.name], "it is no regular file"),
+                (["--plot", "a.png"], "plot is 'a.png', its name must end in .svg"),
+                (["--plot", "a.svg", "--report", "a.svg"], "plot and report are both 'a.svg'")):
+            code, report = self.simulate("--capacity", "1", *arguments)  # there is no trace either
+            self.assertEqual(code, 1)
+            self.assertIn(reason, report["error"]["message"])
+
+
 class DaemonTestCase(unittest.TestCase):
     FLAGS = ()
 
@@ -244,7 +276,13 @@ class WithDaemon(DaemonTestCase):
         self.assertEqual((first["wrong_blocks"], first["ssd_writes_per_block"]), (0, 0))
         self.assertEqual(first["verified_blocks"], first["hit_blocks"])
         self.assertEqual(first["latency_us"]["lookup"]["count"], 300)
-        self.assertEqual(self.replay()["hit_ratio_all"], 1)
+        self.assertEqual(sum(s["requests"] for s in first["slices"]), 300)
+        self.assertEqual(sum(s["blocks"] for s in first["slices"]), first["blocks"])
+        self.assertEqual(sum(s["hit_blocks_ram"] for s in first["slices"]), first["hit_blocks"])
+        page, plot = (os.path.join(self.folder.name, name) for name in ("a.html", "a.svg"))
+        self.assertEqual(self.replay("--report", page, "--plot", plot)["hit_ratio_all"], 1)
+        self.assertIn("so far: 1.0000", texts(page))
+        self.assertIn("Latency by call", texts(plot))
 
         status = self.admin("status")
         self.assertEqual(status["models"], 1)
