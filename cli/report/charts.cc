@@ -234,7 +234,7 @@ class RangeLabels {
 void DrawRange(const RangeChart& chart, const RangeChart::Row& row, double y, const Plot& plot,
                Svg* svg) {
   svg->Line({plot.left, y}, {plot.right, y}, "grid");
-  svg->Text({plot.left - 10, y + 4}, row.name, "", Anchor::kEnd);
+  svg->Text({plot.left - 36, y + 4}, row.name, "", Anchor::kEnd);
   if (row.values.empty()) {
     svg->Text({plot.left + 10, y - 6}, "none", "small");
     return;
@@ -253,7 +253,7 @@ void DrawRange(const RangeChart& chart, const RangeChart::Row& row, double y, co
 }  // namespace
 
 std::string Draw(const LineChart& chart) {
-  const Plot plot{.left = 66, .right = kPanelWidth - 168};
+  const Plot plot{.left = 66, .right = kPanelWidth - 178};
   Svg svg;
   DrawHead(chart.title, chart.subtitle, &svg);
   DrawXAxis(chart.x, plot, &svg);
@@ -271,8 +271,10 @@ std::string Draw(const LineChart& chart) {
 }
 
 std::string Draw(const BarChart& chart) {
-  const Plot plot{.left = 66, .right = kPanelWidth - 16, .top = 66, .bottom = kPanelHeight - 92};
+  Plot plot{.left = 66, .right = kPanelWidth - 16};
   const BarLayout layout = LayOut(chart, plot);
+  plot.top += layout.turned ? 38 : 18;  // what stands above the bars and below them
+  plot.bottom = kPanelHeight - (layout.turned ? 104 : 64);
   Svg svg;
   DrawHead(chart.title, chart.subtitle, &svg);
   DrawLegend(chart.layers, &svg);
@@ -280,7 +282,7 @@ std::string Draw(const BarChart& chart) {
   double at = plot.left + layout.slot * 0.4;
   for (const BarChart::Group& group : chart.groups) {
     const double bars = static_cast<double>(group.bars.size());
-    svg.Text({at + bars * layout.slot / 2, plot.bottom + (layout.turned ? 70 : 38)}, group.name, "",
+    svg.Text({at + bars * layout.slot / 2, plot.bottom + (layout.turned ? 82 : 37)}, group.name, "",
              Anchor::kMiddle);
     for (const BarChart::Bar& bar : group.bars) {
       DrawBar(chart, bar, at + layout.slot / 2, layout, plot, &svg);
@@ -295,7 +297,7 @@ std::string Draw(const BarChart& chart) {
 }
 
 std::string Draw(const RangeChart& chart) {
-  const Plot plot{.left = 84, .right = kPanelWidth - 48};
+  const Plot plot{.left = 116, .right = kPanelWidth - 48};
   Svg svg;
   DrawHead(chart.title, chart.subtitle, &svg);
   DrawXAxis(chart.x, plot, &svg);

@@ -22,7 +22,7 @@ dd { margin: 0; font-weight: 600; font-variant-numeric: tabular-nums; overflow-w
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(640px, 100%), 1fr));
   gap: 14px; }
 figure { margin: 0; break-inside: avoid; }
-figure svg { display: block; width: 100%; max-width: 880px; height: auto; border: 1px solid #dde2e6;
+figure svg { display: block; width: 100%; max-width: 960px; height: auto; border: 1px solid #dde2e6;
   border-radius: 6px; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }

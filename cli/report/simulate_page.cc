@@ -161,7 +161,7 @@ struct TierBars {
       if (!Takes(row)) continue;
       const double ssd = NumberAt(row, "ssd_capacity_blocks").value_or(0);
       BarChart::Group& group = groups[ssd];
-      group.name = ShortCount(ssd);
+      group.name = CountText(ssd);
       BarChart::Bar bar{.name = TextAt(row, "tiers"), .values = {}, .note = ""};
       bar.note = absl::StrCat(bar.name, ", SSD ", CountText(ssd), " blocks:");
       for (const std::string& figure : figures) {
