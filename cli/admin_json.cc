@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "absl/strings/escaping.h"
+#include "cli/hit_funnel.h"
 #include "common/block_key.h"
 #include "common/bytes.h"
 #include "common/model_spec.h"
@@ -11,12 +12,22 @@ namespace kvtier::cli {
 namespace {
 
 Json TierJson(const v1::TierStatus& tier) {
-  return {{"tier", TierName(tier.tier())},   {"capacity_bytes", tier.capacity_bytes()},
-          {"used_bytes", tier.used_bytes()}, {"backed_bytes", tier.backed_bytes()},
-          {"blocks", tier.blocks()},         {"hits", tier.hits()},
-          {"evictions", tier.evictions()},   {"promotions", tier.promotions()},
-          {"demotions", tier.demotions()},   {"bytes_written", tier.bytes_written()},
-          {"bytes_read", tier.bytes_read()}, {"note", tier.note()}};
+  return {{"tier", TierName(tier.tier())},
+          {"capacity_bytes", tier.capacity_bytes()},
+          {"used_bytes", tier.used_bytes()},
+          {"backed_bytes", tier.backed_bytes()},
+          {"blocks", tier.blocks()},
+          {"hits", tier.hits()},
+          {"evictions", tier.evictions()},
+          {"promotions", tier.promotions()},
+          {"demotions", tier.demotions()},
+          {"bytes_written", tier.bytes_written()},
+          {"bytes_read", tier.bytes_read()},
+          {"note", tier.note()},
+          {"measured_bytes_per_second", tier.measured_bytes_per_second()},
+          {"measured_first_byte_seconds", tier.measured_first_byte_seconds()},
+          {"fetched_blocks", tier.fetched_blocks()},
+          {"fetched_bytes", tier.fetched_bytes()}};
 }
 
 std::string SsdStateName(v1::SsdState state) {
@@ -78,7 +89,23 @@ Json CountersJson(const v1::CacheCounters& counters) {
           {"checksum_mismatches", counters.checksum_mismatches()},
           {"expired_leases", counters.expired_leases()},
           {"unreachable_blocks", counters.unreachable_blocks()},
-          {"never_hit_blocks", counters.never_hit_blocks()}};
+          {"never_hit_blocks", counters.never_hit_blocks()},
+          {"verified_blocks", counters.verified_blocks()},
+          {"prefill_seconds", counters.prefill_seconds()},
+          {"lease_fetch_seconds", counters.lease_fetch_seconds()},
+          {"stalled_fetches", counters.stalled_fetches()}};
+}
+
+std::string Milliseconds(double seconds) { return Fixed(seconds * 1e3, 2) + " ms"; }
+
+// As clients see it.
+std::string FetchRate(const v1::TierStatus& tier) {
+  if (tier.measured_bytes_per_second() == 0) return "-";
+  return Fixed(tier.measured_bytes_per_second() / 1e6, 1) + " MB/s";
+}
+std::string FirstByte(const v1::TierStatus& tier) {
+  return tier.measured_bytes_per_second() == 0 ? "-"
+                                               : Milliseconds(tier.measured_first_byte_seconds());
 }
 
 Json HitCurveJson(const v1::HitCurveStatus& curve) {
@@ -89,21 +116,20 @@ Json HitCurveJson(const v1::HitCurveStatus& curve) {
 
 std::string TierTable(const v1::GetStatusResponse& status) {
   Table table;
-  table.Row({"tier", "capacity", "used", "blocks", "hits", "evictions", "promotions", "demotions"});
+  table.Row({"tier", "capacity", "used", "blocks", "hits", "evictions", "promotions", "demotions",
+             "fetch rate", "first byte"});
   std::string notes;
   for (const v1::TierStatus& tier : status.tiers()) {
     table.Row({TierName(tier.tier()),
                tier.capacity_bytes() == 0 ? "off" : FormatBytes(tier.capacity_bytes()),
                FormatBytes(tier.used_bytes()), WithCommas(tier.blocks()), WithCommas(tier.hits()),
                WithCommas(tier.evictions()), WithCommas(tier.promotions()),
-               WithCommas(tier.demotions())});
+               WithCommas(tier.demotions()), FetchRate(tier), FirstByte(tier)});
     if (tier.note().empty()) continue;
     absl::StrAppend(&notes, "  ", TierName(tier.tier()), ": ", tier.note(), "\n");
   }
   return table.ToString() + notes;
 }
-
-std::string Milliseconds(double seconds) { return Fixed(seconds * 1e3, 2) + " ms"; }
 
 std::string SsdTable(const v1::SsdStatus& ssd) {
   const std::optional<double> amplification = WriteAmplification(ssd);
@@ -223,6 +249,7 @@ Json StatusJson(const v1::GetStatusResponse& status) {
           {"recording", status.has_recording() ? RecordingJson(status.recording()) : Json(nullptr)},
           {"counters", CountersJson(status.counters())},
           {"hit_curve", HitCurveJson(status.hit_curve())},
+          {"funnel", FunnelJson(status)},
           {"settings", settings}};
 }
 
@@ -248,7 +275,7 @@ std::string StatusText(const v1::GetStatusResponse& status) {
       .Row({"index memory", FormatBytes(status.index_bytes())})
       .Row({"hit curve memory", FormatBytes(status.hit_curve().memory_bytes())})
       .Row({"process memory", FormatBytes(status.process_memory_bytes())});
-  std::string text = table.ToString() + "\n" + TierTable(status);
+  std::string text = table.ToString() + "\n" + TierTable(status) + "\n" + FunnelText(status);
   if (status.has_ssd()) absl::StrAppend(&text, "\n", SsdTable(status.ssd()));
   return text;
 }

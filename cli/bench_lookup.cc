@@ -93,11 +93,11 @@ class CaseRun {
     head.model_id = prompt.model;
     head.name = &prompt.name;
     head.token_count = prompt.tokens.size();
-    request_bytes_ = wire::EncodeLookupHead(head, 0, 0, false).size() + prompt.tokens.size_bytes();
+    request_bytes_ = wire::EncodeLookupHead(head, {}).size() + prompt.tokens.size_bytes();
     wire::LookupResponse reply;
     reply.blocks = ExpectedBlocks(the_case);
     reply.tokens = reply.blocks * kBlockTokens;
-    if (reply.blocks > 0) reply.runs = {{2, reply.blocks}};
+    if (reply.blocks > 0) reply.runs = {{2, reply.blocks, 0}};
     reply.group_blocks = {reply.blocks};
     reply_bytes_ = wire::EncodeLookupResponse(reply).size();
   }

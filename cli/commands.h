@@ -40,6 +40,7 @@ void AddBenchCommand(CLI::App& parent, Invocation* invocation);
 void AddStatusCommand(CLI::App& parent, Invocation* invocation);
 void AddModelsCommand(CLI::App& parent, Invocation* invocation);
 void AddCurveCommand(CLI::App& parent, Invocation* invocation);
+void AddAdviseCommand(CLI::App& parent, Invocation* invocation);
 void AddSetCapacityCommand(CLI::App& parent, Invocation* invocation);
 void AddResetCommand(CLI::App& parent, Invocation* invocation);
 void AddUnregisterCommand(CLI::App& parent, Invocation* invocation);

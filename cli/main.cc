@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   kvtier::cli::AddStatusCommand(app, &invocation);
   kvtier::cli::AddModelsCommand(app, &invocation);
   kvtier::cli::AddCurveCommand(app, &invocation);
+  kvtier::cli::AddAdviseCommand(app, &invocation);
   kvtier::cli::AddSetCapacityCommand(app, &invocation);
   kvtier::cli::AddResetCommand(app, &invocation);
   kvtier::cli::AddUnregisterCommand(app, &invocation);

@@ -144,7 +144,9 @@ class ReplayClient {
     const Prompt prompt{
         .model = model_.id, .name = Name(), .tokens = tokens_, .engine_hashes = {}, .media = {}};
     absl::StatusOr<PrefixMatch> match = Timed(&tally_.lookup_us, [&] {
-      return client_.Lookup(prompt, {.lease = options_.lease, .promote_to = std::nullopt});
+      return client_.Lookup(prompt, {.lease = options_.lease,
+                                     .promote_to = std::nullopt,
+                                     .prefill_tokens_per_second = options_.prefill_rate});
     });
     KVTIER_RETURN_IF_ERROR(match.status());
     CountHits(*match);
@@ -284,6 +286,10 @@ absl::Status CheckOptions(const ReplayOptions& options) {
   if (!(options.speed >= 0)) {
     return absl::InvalidArgumentError(
         absl::StrCat("speed is ", options.speed, ", a number from 0 is needed"));
+  }
+  if (!(options.prefill_rate >= 0 && options.prefill_rate <= 1e9)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("prefill-rate is ", options.prefill_rate, ", the limits are 0 and 1e9"));
   }
   return ValidateSpec(ReplayModel(options));
 }

@@ -28,6 +28,7 @@ struct ReplayOptions {
   uint64_t limit = 0;           // requests; 0 = all
   Duration lease = std::chrono::seconds(30);
   std::string tenant = "kvtier-replay";
+  double prefill_rate = 0;  // of the engine that is played, tokens per second; 0 = not told
 };
 
 // Microseconds.

@@ -118,6 +118,11 @@ void AddReplayCommand(CLI::App& parent, Invocation* invocation) {
       ->check(CLI::Range(1, 600000))
       ->capture_default_str();
   command
+      ->add_option("--prefill-rate", replay.prefill_rate,
+                   "Prompt tokens per second that the engine computes; told to kvtierd, which then "
+                   "shows the time saved (0: not told)")
+      ->capture_default_str();
+  command
       ->add_option("--tenant", replay.tenant,
                    "Namespace; a second run in the same one hits what the first stored")
       ->capture_default_str();

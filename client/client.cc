@@ -29,6 +29,13 @@ CacheTier ToCacheTier(uint32_t tier) {
                                                         : CacheTier::kUnknown;
 }
 
+// A daemon that tells nonsense has not measured.
+Duration ToLoadTime(double seconds) {
+  constexpr double kMost = 1e6;
+  if (!(seconds > 0 && seconds < kMost)) return Duration::zero();
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
 // A reply that generated code reads.
 template <typename Message>
 absl::Status Parse(wire::Slices slices, Message* out) {
@@ -78,9 +85,10 @@ wire::FetchHead FetchHeadOf(const FetchParams& params) {
   return head;
 }
 
-absl::Status RunRelease(Core* core, uint64_t lease_id) {
+absl::Status RunRelease(Core* core, uint64_t lease_id, uint32_t verified_blocks) {
   v1::ReleaseRequest request;
   request.set_lease_id(lease_id);
+  request.set_verified_blocks(verified_blocks);
   return core->Acknowledged(Rpc::kRelease, request.SerializeAsString());
 }
 
@@ -135,14 +143,14 @@ absl::StatusOr<FetchReport> FetchByLease(Core* core, uint64_t lease_id, const Fe
   wire::FetchHead fetch = FetchHeadOf(params);
   fetch.lease_id = lease_id;
   const std::string head = wire::EncodeFetchHead(fetch);
-  return RunFetch(core, params, {head}, buffers, visit);
+  absl::StatusOr<FetchReport> report = RunFetch(core, params, {head}, buffers, visit);
+  if (report.ok()) core->leases().Note(lease_id, params.first_block, report->blocks);
+  return report;
 }
 
 absl::StatusOr<wire::LookupResponse> RunLookup(Core* core, const EncodedPrompt& prompt,
-                                               uint32_t lease_ms, uint32_t promote_to,
-                                               bool before_store) {
-  const std::string head =
-      wire::EncodeLookupHead(prompt.head(), lease_ms, promote_to, before_store);
+                                               const wire::LookupHead& lookup) {
+  const std::string head = wire::EncodeLookupHead(prompt.head(), lookup);
   const Outgoing request = HeadAndTokens(head, prompt.tokens());
   wire::LookupResponse reply;
   KVTIER_RETURN_IF_ERROR(core->Call(core->options().lookup_deadline, [&](Duration left) {
@@ -186,7 +194,7 @@ absl::StatusOr<uint32_t> CountPresent(Core* core, const EncodedPrompt& prompt,
     first_missing = *params.first_missing;
   } else {
     KVTIER_ASSIGN_OR_RETURN(const wire::LookupResponse found,
-                            RunLookup(core, prompt, 0, 0, /*before_store=*/true));
+                            RunLookup(core, prompt, {.before_store = true}));
     first_missing = found.blocks;
   }
   if (first_missing <= params.first_block) return 0;
@@ -221,7 +229,9 @@ absl::Status CheckPayloads(std::span<const std::span<const std::byte>> payloads)
 // ---------------------------------------------------------------------- Lease
 
 Lease::Lease(std::shared_ptr<Core> core, uint64_t id, uint32_t blocks)
-    : core_(std::move(core)), id_(id), blocks_(blocks) {}
+    : core_(std::move(core)), id_(id), blocks_(blocks) {
+  core_->leases().Open(id, blocks);
+}
 
 Lease::Lease(Lease&& other) noexcept
     : core_(std::move(other.core_)),
@@ -247,13 +257,14 @@ absl::Status Lease::Renew(Duration remaining) {
 }
 
 absl::Status Lease::Release() {
-  const std::shared_ptr<Core> core = std::move(core_);
-  const uint64_t id = Detach();
-  if (id == 0) return absl::NotFoundError("the lease is empty");
-  return RunRelease(core.get(), id);
+  if (id_ == 0) return absl::NotFoundError("the lease is empty");
+  const std::shared_ptr<Core> core = core_;
+  const uint32_t verified = core->leases().Close(id_);
+  return RunRelease(core.get(), Detach(), verified);
 }
 
 uint64_t Lease::Detach() {
+  if (id_ != 0) core_->leases().Close(id_);
   core_.reset();
   blocks_ = 0;
   return std::exchange(id_, 0);
@@ -286,17 +297,16 @@ absl::StatusOr<RegisteredModel> Client::RegisterModel(const ModelSpec& spec) {
 
 absl::StatusOr<PrefixMatch> Client::Lookup(const Prompt& prompt, const LookupParams& params) {
   KVTIER_ASSIGN_OR_RETURN(const EncodedPrompt encoded, EncodedPrompt::Make(prompt));
-  KVTIER_ASSIGN_OR_RETURN(const uint32_t lease_ms,
-                          client_internal::LeaseMilliseconds(params.lease));
-  const auto promote_to = static_cast<uint32_t>(params.promote_to.value_or(CacheTier::kUnknown));
-  KVTIER_ASSIGN_OR_RETURN(
-      wire::LookupResponse reply,
-      RunLookup(core_.get(), encoded, lease_ms, promote_to, /*before_store=*/false));
+  wire::LookupHead head;
+  KVTIER_ASSIGN_OR_RETURN(head.lease_ms, client_internal::LeaseMilliseconds(params.lease));
+  head.promote_to = static_cast<uint32_t>(params.promote_to.value_or(CacheTier::kUnknown));
+  head.prefill_tokens_per_second = params.prefill_tokens_per_second;
+  KVTIER_ASSIGN_OR_RETURN(wire::LookupResponse reply, RunLookup(core_.get(), encoded, head));
   PrefixMatch match;
   match.blocks = reply.blocks;
   match.tokens = reply.tokens;
   for (const wire::TierRun& run : reply.runs) {
-    match.runs.push_back(TierSpan{ToCacheTier(run.tier), run.blocks});
+    match.runs.push_back(TierSpan{ToCacheTier(run.tier), run.blocks, ToLoadTime(run.load_seconds)});
   }
   match.group_blocks = std::move(reply.group_blocks);
   if (reply.lease_id != 0) match.lease = Lease(core_, reply.lease_id, reply.blocks);
@@ -347,7 +357,9 @@ absl::StatusOr<StoreReport> Client::Store(const Prompt& prompt, const StoreParam
   return report;
 }
 
-absl::Status Client::Release(uint64_t lease_id) { return RunRelease(core_.get(), lease_id); }
+absl::Status Client::Release(uint64_t lease_id, uint32_t verified_blocks) {
+  return RunRelease(core_.get(), lease_id, verified_blocks);
+}
 
 absl::Status Client::Renew(uint64_t lease_id, Duration remaining) {
   return RunRenew(core_.get(), lease_id, remaining);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "client/breaker.h"
+#include "client/lease_ledger.h"
 #include "client/transport.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
@@ -20,6 +21,7 @@ class Core {
 
   const ClientOptions& options() const { return options_; }
   Transport& transport() { return *transport_; }
+  LeaseLedger& leases() { return leases_; }
 
   // UNAVAILABLE when nobody accepts a connection within connect_deadline.
   absl::Status WaitConnected();
@@ -43,6 +45,7 @@ class Core {
   const SteadyClock steady_clock_;
   const std::unique_ptr<Transport> transport_;
   CircuitBreaker breaker_;
+  LeaseLedger leases_;
   Counter calls_;
   Counter retries_;
   Counter failures_;

@@ -297,6 +297,8 @@ bool MessageDecoder::Lookup(LookupRequest* out) {
         if (!reader_.ReadVarint64(&value)) return false;
         out->before_store = value != 0;
         return true;
+      case Tag(5, kFixed64):
+        return reader_.ReadFixed(&out->prefill_tokens_per_second);
       default:
         return reader_.SkipField(tag);
     }
@@ -573,6 +575,8 @@ bool MessageDecoder::Run(LookupResponse* out) {
         return reader_.ReadVarint32(&run.tier);
       case Tag(2, kVarint):
         return reader_.ReadVarint32(&run.blocks);
+      case Tag(3, kFixed64):
+        return reader_.ReadFixed(&run.load_seconds);
       default:
         return reader_.SkipField(tag);
     }
@@ -664,6 +668,10 @@ void AppendFixed64(std::string* out, uint32_t field, uint64_t value) {
   out->append(buffer, PutFixed(buffer, value) - buffer);
 }
 
+void AppendDouble(std::string* out, uint32_t field, double value) {
+  AppendFixed64(out, field, std::bit_cast<uint64_t>(value));
+}
+
 void AppendMessage(std::string* out, uint32_t field, std::string_view body) {
   AppendVarint(out, Tag(field, kLengthDelimited));
   AppendVarint(out, body.size());
@@ -720,12 +728,12 @@ void AppendPrompt(std::string* out, const PromptHead& prompt) {
 
 }  // namespace
 
-std::string EncodeLookupHead(const PromptHead& prompt, uint32_t lease_ms, uint32_t promote_to,
-                             bool before_store) {
+std::string EncodeLookupHead(const PromptHead& prompt, const LookupHead& lookup) {
   std::string out;
-  AppendNumber(&out, 2, lease_ms);
-  AppendNumber(&out, 3, promote_to);
-  AppendNumber(&out, 4, before_store ? 1 : 0);
+  AppendNumber(&out, 2, lookup.lease_ms);
+  AppendNumber(&out, 3, lookup.promote_to);
+  AppendNumber(&out, 4, lookup.before_store ? 1 : 0);
+  AppendDouble(&out, 5, lookup.prefill_tokens_per_second);
   AppendPrompt(&out, prompt);
   return out;
 }
@@ -793,6 +801,7 @@ std::string EncodeLookupResponse(const LookupResponse& response) {
     std::string body;
     AppendNumber(&body, 1, run.tier);
     AppendNumber(&body, 2, run.blocks);
+    AppendDouble(&body, 3, run.load_seconds);
     AppendMessage(&out, 3, body);
   }
   AppendFixed64(&out, 4, response.lease_id);

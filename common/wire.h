@@ -64,6 +64,7 @@ struct LookupRequest {
   uint32_t lease_ms = 0;
   uint32_t promote_to = 0;  // kvtier.v1.Tier, not validated
   bool before_store = false;
+  double prefill_tokens_per_second = 0;  // not validated
 };
 
 struct FetchRequest {
@@ -126,6 +127,7 @@ struct StoreRequest {
 struct TierRun {
   uint32_t tier = 0;  // kvtier.v1.Tier
   uint32_t blocks = 0;
+  double load_seconds = 0;
 };
 
 struct LookupResponse {
@@ -156,6 +158,13 @@ struct PromptHead {
   std::span<const MediaSpan> media;
 };
 
+struct LookupHead {
+  uint32_t lease_ms = 0;
+  uint32_t promote_to = 0;  // kvtier.v1.Tier
+  bool before_store = false;
+  double prefill_tokens_per_second = 0;
+};
+
 struct FetchHead {
   const PromptHead* prompt = nullptr;  // may be null with a lease
   uint64_t lease_id = 0;
@@ -165,8 +174,7 @@ struct FetchHead {
   bool allow_gaps = false;
 };
 
-std::string EncodeLookupHead(const PromptHead& prompt, uint32_t lease_ms, uint32_t promote_to,
-                             bool before_store);
+std::string EncodeLookupHead(const PromptHead& prompt, const LookupHead& lookup);
 std::string EncodeFetchHead(const FetchHead& fetch);
 // A StoreRequest with a header and no pieces.
 std::string EncodeStoreHead(const PromptHead& prompt, uint32_t first_block, uint32_t block_count,

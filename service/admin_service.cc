@@ -46,6 +46,10 @@ void FillTier(TierKind kind, const TierStats& stats, const std::string& note, v1
   out->set_bytes_written(stats.bytes_written);
   out->set_bytes_read(stats.bytes_read);
   out->set_note(note);
+  out->set_measured_bytes_per_second(stats.speed.BytesPerSecond());
+  out->set_measured_first_byte_seconds(stats.speed.first_byte_seconds);
+  out->set_fetched_blocks(stats.fetched_blocks);
+  out->set_fetched_bytes(stats.fetched_bytes);
 }
 
 v1::SsdState ToProto(SsdState state) {
@@ -110,6 +114,10 @@ void FillCounters(const ManagerStats& stats, v1::CacheCounters* out) {
   out->set_expired_leases(stats.expired_leases);
   out->set_unreachable_blocks(stats.unreachable_blocks);
   out->set_never_hit_blocks(stats.never_hit_blocks);
+  out->set_verified_blocks(stats.verified_blocks);
+  out->set_prefill_seconds(stats.prefill_seconds);
+  out->set_lease_fetch_seconds(stats.lease_fetch_seconds);
+  out->set_stalled_fetches(stats.stalled_fetches);
 }
 
 void FillHitCurve(const HitCurveStats& stats, v1::HitCurveStatus* out) {

@@ -78,6 +78,10 @@ const ConfigField kFields[] = {
      Unit::kMilliseconds, 0, kHourMs},
     {"executor-threads", &Config::executor_threads, "threads for work that may block", Unit::kNone,
      1, 256},
+    {"prefill-tokens-per-second", &Config::prefill_tokens_per_second,
+     "prompt tokens that an engine computes per second, for engines that do not tell; shows what "
+     "time the cache saves; 0: not known",
+     Unit::kNone, 0, 1000000000},
 };
 
 constexpr std::string_view kLevelNames[] = {"debug", "info", "warning", "error"};

@@ -44,6 +44,7 @@ struct Config {
   uint64_t stream_deadline_ms = 30000;
   uint64_t drain_ms = 7000;  // with a second or two for the rest, the stop takes less than 10 s
   uint64_t executor_threads = 4;
+  uint64_t prefill_tokens_per_second = 0;  // of engines that do not tell; 0: not known
 };
 
 using ConfigMember =

@@ -37,6 +37,7 @@ class FetchCall::MessageBuilder {
   MessageBuilder(const wire::Limits& limits, LentSlices* lent) : limits_(limits), lent_(lent) {}
 
   bool empty() const { return pieces_ == 0; }
+  const BytesByTier& bytes_from() const { return bytes_from_; }
   bool full() const { return room() == 0 || pieces_ == limits_.pieces; }
   uint64_t room() const { return limits_.payload_bytes - payload_bytes_; }
 
@@ -51,6 +52,7 @@ class FetchCall::MessageBuilder {
              .checksum = view.checksum,
              .payload_bytes = bytes});
     payload_bytes_ += bytes;
+    bytes_from_[static_cast<int>(view.tier)] += bytes;
     if (bytes < kCopyBelow) {
       copied_.append(reinterpret_cast<const char*>(view.bytes.data()) + offset, bytes);
       return;
@@ -80,6 +82,7 @@ class FetchCall::MessageBuilder {
   const wire::Limits& limits_;
   LentSlices* const lent_;
   uint64_t payload_bytes_ = 0;
+  BytesByTier bytes_from_{};
   uint64_t pieces_ = 0;
   std::string copied_;  // heads and small payloads since the last slice
   std::vector<grpc::Slice> slices_;
@@ -100,7 +103,10 @@ FetchCall* FetchCall::Start(ServiceCore* core, grpc::CallbackServerContext* cont
 }
 
 FetchCall::FetchCall(ServiceCore* core, grpc::CallbackServerContext* context)
-    : core_(core), context_(context), call_(core, Rpc::kFetch, context) {}
+    : core_(core),
+      context_(context),
+      call_(core, Rpc::kFetch, context),
+      meter_(core->clock->Now()) {}
 
 absl::Status FetchCall::Begin(const grpc::ByteBuffer& request) {
   std::string client;
@@ -114,6 +120,7 @@ absl::Status FetchCall::Begin(const grpc::ByteBuffer& request) {
   wire::FetchRequest fetch;
   KVTIER_RETURN_IF_ERROR(wire::DecodeFetchRequest(message.views(), core_->options.limits, &fetch));
   KVTIER_ASSIGN_OR_RETURN(session_, OpenSession(&fetch));
+  if (session_->fetch_clock() != nullptr) lease_time_.emplace(session_->fetch_clock());
   allow_gaps_ = fetch.allow_gaps;
   block_ = session_->first();
   return absl::OkStatus();
@@ -146,6 +153,7 @@ FetchCall::Step FetchCall::NextStep() {
     ready_.Clear();
     has_ready_ = false;
     writing_ = true;
+    meter_.WriteBegins(ready_bytes_, core_->clock->Now());
     finished_ = exhausted_ && status_.ok();
     return finished_ ? Step::kWriteLast : Step::kWrite;
   }
@@ -224,7 +232,10 @@ void FetchCall::Produce() {
   exhausted_ = exhausted;
   if (exhausted && !aborted_) status_ = stop_;
   has_ready_ = !message.empty() && !aborted_;
-  if (has_ready_) ready_.Swap(&built);
+  if (has_ready_) {
+    ready_.Swap(&built);
+    ready_bytes_ = message.bytes_from();
+  }
 }
 
 // Fills one message; what is ready is not held back by a block that would have to be waited for.
@@ -283,6 +294,7 @@ void FetchCall::OnWriteDone(bool ok) {
   {
     MutexLock lock(mutex_);
     writing_ = false;
+    meter_.WriteEnds(core_->clock->Now());
     outgoing_.Clear();
     if (!ok) AbortLocked(absl::CancelledError("the client has gone"));
   }
@@ -299,10 +311,13 @@ void FetchCall::OnCancel() {
 
 void FetchCall::OnDone() {
   std::shared_ptr<FetchCall> self;
+  lease_time_.reset();
   {
     MutexLock lock(mutex_);
     done_ = true;
     self = std::move(self_);
+    if (writing_) meter_.WriteEnds(core_->clock->Now());  // of kWriteLast
+    if (!aborted_ && status_.ok()) core_->manager->speeds().Record(meter_);
   }
   core_->registry->Close(this);
 }

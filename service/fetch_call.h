@@ -9,7 +9,9 @@
 
 #include "common/mutex.h"
 #include "service/call.h"
+#include "storage/fetch_clock.h"
 #include "storage/sessions.h"
+#include "storage/tier_speeds.h"
 
 namespace kvtier {
 
@@ -53,6 +55,7 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   grpc::CallbackServerContext* const context_;
   bool allow_gaps_ = false;
   TimePoint deadline_;
+  std::optional<FetchClock::Running> lease_time_;  // until OnDone
 
   // The producer's.
   std::unique_ptr<FetchSession> session_;
@@ -71,6 +74,8 @@ class FetchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   bool exhausted_ KVTIER_GUARDED_BY(mutex_) = false;           // nothing more to produce
   bool has_ready_ KVTIER_GUARDED_BY(mutex_) = false;
   grpc::ByteBuffer ready_ KVTIER_GUARDED_BY(mutex_);
+  BytesByTier ready_bytes_ KVTIER_GUARDED_BY(mutex_){};
+  FetchMeter meter_ KVTIER_GUARDED_BY(mutex_);
   bool writing_ KVTIER_GUARDED_BY(mutex_) = false;
   bool aborted_ KVTIER_GUARDED_BY(mutex_) = false;   // nothing more is written
   bool finished_ KVTIER_GUARDED_BY(mutex_) = false;  // Finish has been or is being called

@@ -15,6 +15,8 @@
 namespace kvtier {
 namespace {
 
+constexpr double kMaxPrefillRate = 1e9;  // tokens per second
+
 template <typename Base>
 using WithRaw = v1::KvCache::WithRawCallbackMethod_Lookup<
     v1::KvCache::WithRawCallbackMethod_Fetch<v1::KvCache::WithRawCallbackMethod_Store<Base>>>;
@@ -50,13 +52,23 @@ absl::Status CheckLease(uint32_t lease_ms, const ServiceOptions& options) {
                                                  ms(options.max_lease)));
 }
 
-wire::LookupResponse ToWire(LookupResult&& result) {
+absl::StatusOr<double> PrefillRate(double given, const ServiceOptions& options) {
+  if (!(given >= 0 && given <= kMaxPrefillRate)) {
+    return absl::InvalidArgumentError(absl::StrCat("prefill_tokens_per_second is ", given,
+                                                   ", the limits are 0 and ", kMaxPrefillRate));
+  }
+  return given > 0 ? given : options.prefill_tokens_per_second;
+}
+
+// The time to fetch a run is that of a Fetch of all its bytes: ranks share the way they take.
+wire::LookupResponse ToWire(LookupResult&& result, const TierSpeeds& speeds) {
   wire::LookupResponse out;
   out.blocks = result.blocks;
   out.tokens = result.blocks * result.block_tokens;
   out.runs.reserve(result.runs.size());
   for (const auto& [tier, blocks] : result.runs) {
-    out.runs.push_back({static_cast<uint32_t>(ToProto(tier)), blocks});
+    const double seconds = speeds.speed(tier).LoadSeconds(blocks * result.block_bytes);
+    out.runs.push_back({static_cast<uint32_t>(ToProto(tier)), blocks, seconds});
   }
   out.lease_id = result.lease;
   out.group_blocks = std::move(result.group_blocks);
@@ -215,6 +227,8 @@ absl::Status KvCacheService::DoLookup(const Call& call, const grpc::ByteBuffer& 
     KVTIER_ASSIGN_OR_RETURN(options.promote_to,
                             ToTierKind(static_cast<v1::Tier>(lookup.promote_to)));
   }
+  KVTIER_ASSIGN_OR_RETURN(options.prefill_tokens_per_second,
+                          PrefillRate(lookup.prefill_tokens_per_second, core_.options));
   KVTIER_ASSIGN_OR_RETURN(const ModelId id, RequireModelId(lookup.prompt));
   KVTIER_ASSIGN_OR_RETURN(const ServedModel model, core_.models.Get(id));
   KVTIER_ASSIGN_OR_RETURN(PromptRef prompt, ToPromptRef(&lookup.prompt, id, model));
@@ -224,7 +238,8 @@ absl::Status KvCacheService::DoLookup(const Call& call, const grpc::ByteBuffer& 
     KVTIER_RETURN_IF_ERROR(
         RecordLookup(core_.options.limits, std::move(message), id, model, recorder));
   }
-  const grpc::Slice bytes(wire::EncodeLookupResponse(ToWire(std::move(result))));
+  const grpc::Slice bytes(
+      wire::EncodeLookupResponse(ToWire(std::move(result), core_.manager->speeds())));
   *response = grpc::ByteBuffer(&bytes, 1);
   return absl::OkStatus();
 }
@@ -235,7 +250,7 @@ grpc::ServerUnaryReactor* KvCacheService::Release(grpc::CallbackServerContext* c
   Call call(&core_, Rpc::kRelease, context);
   const UnaryAdmission admission(core_.registry);
   absl::Status status = admission.status();
-  if (status.ok()) status = core_.manager->Release(request->lease_id());
+  if (status.ok()) status = core_.manager->Release(request->lease_id(), request->verified_blocks());
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(call.End(status));
   return reactor;

@@ -37,6 +37,8 @@ struct ServiceOptions {
   Duration unary_deadline = std::chrono::seconds(1);
   Duration stream_deadline = std::chrono::seconds(30);
   uint32_t retry_delay_ms = 100;  // told with RESOURCE_EXHAUSTED
+  // Of engines that do not tell their own; 0: not known.
+  double prefill_tokens_per_second = 0;
   // Makes a registered model survive a restart; may block. Empty: it does not survive.
   std::function<absl::Status(const ModelSpec&)> save_model;
   Recorder* recorder = nullptr;  // gets each Lookup that was answered; null: nothing is recorded

@@ -95,6 +95,22 @@ const Figure kFigures[] = {
      "Lookups left out of a recording. Rising: they come faster than the disk takes them, and the "
      "recording is a sample.",
      kCounter, [](const MetricsSnapshot& s) { return double(s.recording_dropped); }},
+    {"kvtier_funnel_verified_blocks_total",
+     "Blocks that clients fetched by a lease, checked and used, as they told at its release. Far "
+     "below kvtier_funnel_fetched_blocks_total: clients do not tell, or fetch without a lease.",
+     kCounter, KVTIER_STAT(verified_blocks)},
+    {"kvtier_funnel_prefill_seconds_total",
+     "Prefill time of the verified blocks, for leases whose engine's prefill rate is known. 0 with "
+     "verified blocks: set prefill-tokens-per-second.",
+     kCounter, KVTIER_STAT(prefill_seconds)},
+    {"kvtier_funnel_fetch_seconds_total",
+     "Time that the fetches of those leases took. kvtier_funnel_prefill_seconds_total minus this "
+     "is the time saved; above it: recomputing is faster, see 'kvtier advise'.",
+     kCounter, KVTIER_STAT(lease_fetch_seconds)},
+    {"kvtier_stalled_fetches_total",
+     "Fetches left out of the measured speeds, as their reader did not keep up. Most of them: "
+     "engines read too slowly, or the network does not keep up.",
+     kCounter, KVTIER_STAT(stalled_fetches)},
 };
 
 #undef KVTIER_STAT
@@ -121,6 +137,12 @@ const TierFigure kTierFigures[] = {
      &TierStats::bytes_written},
     {"kvtier_tier_read_bytes_total", "Payload taken from the tier.", kCounter,
      &TierStats::bytes_read},
+    {"kvtier_funnel_fetched_blocks_total",
+     "Blocks that Fetch served from the tier, counted by their first part. Far below "
+     "kvtier_tier_hits_total: engines look up what they do not fetch.",
+     kCounter, &TierStats::fetched_blocks},
+    {"kvtier_funnel_fetched_bytes_total", "Payload that Fetch served from the tier.", kCounter,
+     &TierStats::fetched_bytes},
 };
 
 struct TierUsageFigure {
@@ -249,6 +271,16 @@ void AddTierFamilies(const ManagerStats& stats, std::vector<MetricFamily>* out) 
     out->push_back(TierFamily(figure.name, figure.help, figure.type,
                               [&](size_t tier) { return stats.tiers[tier].*figure.member; }));
   }
+  out->push_back(TierFamily(
+      "kvtier_tier_measured_bytes_per_second",
+      "How fast fetches from the tier were lately, as clients see it; 0: not measured yet. What "
+      "Lookup's load_seconds rests on. Lower than the medium's own rate: it is busy.",
+      kGauge, [&](size_t tier) { return stats.tiers[tier].speed.BytesPerSecond(); }));
+  out->push_back(TierFamily(
+      "kvtier_tier_measured_first_byte_seconds",
+      "What a fetch from the tier took lately on top, whatever its size. Above 50 ms on SSD: the "
+      "disk is busy; set ssd-write-limit.",
+      kGauge, [&](size_t tier) { return stats.tiers[tier].speed.first_byte_seconds; }));
   out->push_back(
       TierFamily("kvtier_tier_misses_total",
                  "Blocks that Lookup asked this tier for, as no faster tier had them, and "

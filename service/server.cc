@@ -121,6 +121,7 @@ ServiceOptions DataServiceOptions(const Config& config, ModelStore* models, Reco
   options.unary_deadline = Milliseconds(config.unary_deadline_ms);
   options.stream_deadline = Milliseconds(config.stream_deadline_ms);
   options.recorder = recorder;
+  options.prefill_tokens_per_second = static_cast<double>(config.prefill_tokens_per_second);
   options.save_model = [models](const ModelSpec& spec) { return models->Add(spec); };
   return options;
 }

@@ -38,6 +38,11 @@ absl::StatusOr<PartView> FetchSession::Next(uint32_t block, TimePoint deadline) 
   absl::StatusOr<PartView> view = Read(block, deadline);
   MutexLock lock(manager_->mutex_);
   manager_->counts_.fetched_blocks += view.ok();
+  if (view.ok()) {
+    TierStats& from = manager_->counts_.tiers[static_cast<int>(view->tier)];
+    from.fetched_blocks += part_ == 0;
+    from.fetched_bytes += part_bytes_;
+  }
   manager_->counts_.fetch_missed_blocks += absl::IsNotFound(view.status());
   return view;
 }

@@ -18,9 +18,11 @@ class FetchSession {
  public:
   // For TierManager::BeginFetch.
   FetchSession(TierManager* manager, std::shared_ptr<const PinSet> pins, uint32_t first,
-               uint32_t last, uint16_t part, uint64_t part_bytes)
+               uint32_t last, uint16_t part, uint64_t part_bytes,
+               std::shared_ptr<FetchClock> fetch_clock = nullptr)
       : manager_(manager),
         pins_(std::move(pins)),
+        fetch_clock_(std::move(fetch_clock)),
         first_(first),
         last_(last),
         part_(part),
@@ -28,6 +30,8 @@ class FetchSession {
 
   uint32_t first() const { return first_; }
   uint32_t last() const { return last_; }
+  // The lease's, to be kept running for as long as the call takes; null for a Fetch by prompt.
+  const std::shared_ptr<FetchClock>& fetch_clock() const { return fetch_clock_; }
   // True when Next(block) would wait for another tier than RAM: call it where blocking is allowed.
   bool WouldBlock(uint32_t block) const;
   // The part's bytes; blocks after it are read ahead. NOT_FOUND is a miss; DEADLINE_EXCEEDED when a
@@ -44,6 +48,7 @@ class FetchSession {
 
   TierManager* const manager_;
   const std::shared_ptr<const PinSet> pins_;
+  const std::shared_ptr<FetchClock> fetch_clock_;
   const uint32_t first_;
   const uint32_t last_;
   const uint16_t part_;

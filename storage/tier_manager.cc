@@ -253,6 +253,7 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
       KVTIER_ASSIGN_OR_RETURN(walk->model, FindModelLocked(prompt.model));
       if (result != nullptr) {
         result->block_tokens = walk->model->spec.block_tokens;
+        result->block_bytes = walk->model->block_bytes;
         result->group_blocks.assign(walk->model->groups, 0);
       }
       const std::optional<SpaceId> known = FindSpaceLocked(prompt.canonical_root);
@@ -375,7 +376,12 @@ absl::StatusOr<LeaseId> TierManager::AddLeaseLocked(const Model& model,
     id = XXH3_64bits_withSeed(&counter, sizeof(counter), lease_seed_);
   } while (id == 0 || leases_.contains(id));
   const TimePoint expiry = clock_->Now() + options.lease;
-  leases_[id] = Lease{std::move(pins), model.number, options.client, expiry};
+  leases_[id] = Lease{std::move(pins),
+                      model.number,
+                      options.client,
+                      expiry,
+                      options.prefill_tokens_per_second,
+                      std::make_shared<FetchClock>(clock_)};
   lease_ends_.emplace(expiry, id);
   return id;
 }
@@ -398,15 +404,29 @@ std::shared_ptr<const PinSet> TierManager::RemoveLeaseLocked(LeaseId id) {
   return pins;
 }
 
-absl::Status TierManager::Release(LeaseId id) {
+absl::Status TierManager::Release(LeaseId id, uint32_t verified_blocks) {
   std::shared_ptr<const PinSet> pins;
   MutexLock lock(mutex_);
   const auto it = leases_.find(id);
   if (it == leases_.end() || it->second.expiry <= clock_->Now()) {
     return LeaseNotFound();
   }
+  const size_t blocks = it->second.pins->blocks().size();
+  if (verified_blocks > blocks) {
+    return absl::InvalidArgumentError(absl::StrCat("verified_blocks is ", verified_blocks,
+                                                   ", the lease has ", blocks, " blocks"));
+  }
+  CountVerifiedLocked(it->second, verified_blocks);
   pins = RemoveLeaseLocked(id);
   return absl::OkStatus();
+}
+
+void TierManager::CountVerifiedLocked(const Lease& lease, uint32_t blocks) {
+  counts_.verified_blocks += blocks;
+  if (blocks == 0 || lease.prefill_tokens_per_second <= 0) return;
+  const uint64_t tokens = uint64_t{blocks} * models_[lease.model]->spec.block_tokens;
+  counts_.prefill_seconds += static_cast<double>(tokens) / lease.prefill_tokens_per_second;
+  counts_.lease_fetch_seconds += std::chrono::duration<double>(lease.fetch_clock->Total()).count();
 }
 
 absl::Status TierManager::Renew(LeaseId id, Duration remaining) {
@@ -481,7 +501,7 @@ absl::StatusOr<std::unique_ptr<FetchSession>> TierManager::BeginFetch(LeaseId id
   const std::vector<uint64_t>& part_bytes = models_[lease.model]->part_bytes;
   KVTIER_RETURN_IF_ERROR(CheckPart(part, part_bytes.size()));
   return std::make_unique<FetchSession>(this, lease.pins, first, last, static_cast<uint16_t>(part),
-                                        part_bytes[part]);
+                                        part_bytes[part], lease.fetch_clock);
 }
 
 absl::StatusOr<std::unique_ptr<StoreSession>> TierManager::BeginStore(PromptRef& prompt,
@@ -710,12 +730,14 @@ ManagerStats TierManager::stats() const {
     for (const auto& model : models_) {
       stats.payload_bytes += model->blocks[static_cast<int>(kind)] * model->block_bytes;
     }
+    stats.speed = speeds_.speed(kind);
   }
   out.models = model_numbers_.size();
   out.blocks = index_.complete_blocks();
   out.index_bytes = index_.memory_bytes();
   out.identity_bytes = index_.identity_bytes();
   out.leases = leases_.size();
+  out.stalled_fetches = speeds_.stalled_fetches();
   out.ssd_segments = log_.size();
   for (const auto& request : write_requests_) {
     out.ssd_waiting_blocks += request->pins->blocks().size() - request->next;

@@ -38,9 +38,11 @@
 #include "common/prompt.h"
 #include "common/token_bucket.h"
 #include "storage/block_index.h"
+#include "storage/fetch_clock.h"
 #include "storage/hit_curve.h"
 #include "storage/memory_tier.h"
 #include "storage/tier.h"
+#include "storage/tier_speeds.h"
 
 namespace kvtier {
 
@@ -63,10 +65,13 @@ struct LookupOptions {
   std::optional<TierKind> promote_to;
   // Asked for a Store's sake, not for a prompt to be served: what is found is touched, not counted.
   bool before_store = false;
+  // Of the engine that asks; 0: not known. With a lease: what prefill time it saves is counted.
+  double prefill_tokens_per_second = 0;
 };
 struct LookupResult {
   uint32_t blocks = 0;
   uint32_t block_tokens = 0;
+  uint64_t block_bytes = 0;                         // all parts
   std::vector<std::pair<TierKind, uint32_t>> runs;  // best tier of each block, run-length coded
   std::vector<uint32_t> group_blocks;               // by layer group
   LeaseId lease = 0;
@@ -134,6 +139,11 @@ struct TierStats {
   uint64_t demotions = 0;
   uint64_t bytes_written = 0;
   uint64_t bytes_read = 0;
+  // What Fetch served from this tier: blocks, counted by their first part, and payload of all
+  // parts.
+  uint64_t fetched_blocks = 0;
+  uint64_t fetched_bytes = 0;
+  TierSpeed speed;  // of fetches lately
 };
 struct ManagerStats {
   std::array<TierStats, kTiers> tiers;
@@ -144,6 +154,12 @@ struct ManagerStats {
   uint64_t stored_blocks = 0, already_present_blocks = 0, rejected_blocks = 0;
   uint64_t checksum_failures = 0, checksum_mismatches = 0, expired_leases = 0;
   uint64_t unreachable_blocks = 0, never_hit_blocks = 0;
+  // What clients told when they released a lease, and what it saved them: verified tokens over the
+  // prefill rate, and the time that the lease's fetches took. The difference is the time saved.
+  // Leases without a known rate count in verified_blocks only.
+  uint64_t verified_blocks = 0;
+  double prefill_seconds = 0, lease_fetch_seconds = 0;
+  uint64_t stalled_fetches = 0;  // left out of the speeds: their reader held them up
   // The log on SSD.
   uint64_t ssd_segments = 0;
   uint64_t ssd_carried_blocks = 0;   // written again, as they were in use when their segment left
@@ -187,8 +203,9 @@ class TierManager {
   // Errors: NOT_FOUND (model), RESOURCE_EXHAUSTED (leases). Does not block.
   absl::StatusOr<LookupResult> Lookup(PromptRef& prompt, const LookupOptions& options);
 
-  // Errors: NOT_FOUND.
-  absl::Status Release(LeaseId lease);
+  // `verified_blocks`: fetched by the lease, checked by the client, and used. Errors: NOT_FOUND,
+  // INVALID_ARGUMENT (more than the lease has; it stays).
+  absl::Status Release(LeaseId lease, uint32_t verified_blocks = 0);
   absl::Status Renew(LeaseId lease, Duration remaining);
   // The model whose blocks the lease pins. Errors: NOT_FOUND.
   absl::StatusOr<ModelId> LeaseModel(LeaseId lease) const;
@@ -233,6 +250,7 @@ class TierManager {
   absl::StatusOr<HitRatioCurve> Curve(const std::optional<ModelId>& model, bool since_start) const;
   HitCurveStats curve_stats() const { return curve_.stats(); }
   ManagerStats stats() const;
+  TierSpeeds& speeds() { return speeds_; }
 
   // Aborts when the index, the orders, the pools and the counts disagree. Only while no call is in
   // progress. For tests.
@@ -266,6 +284,8 @@ class TierManager {
     uint32_t model = 0;
     std::string client;
     TimePoint expiry;
+    double prefill_tokens_per_second = 0;  // 0: not known
+    std::shared_ptr<FetchClock> fetch_clock;
   };
   struct Walk {
     Model* model = nullptr;
@@ -332,6 +352,7 @@ class TierManager {
                           LookupResult* result, Walk* walk) KVTIER_EXCLUDES(mutex_);
   absl::StatusOr<LeaseId> AddLeaseLocked(const Model& model, std::shared_ptr<const PinSet> pins,
                                          const LookupOptions& options) KVTIER_REQUIRES(mutex_);
+  void CountVerifiedLocked(const Lease& lease, uint32_t blocks) KVTIER_REQUIRES(mutex_);
   void EndAllLeases() KVTIER_EXCLUDES(mutex_);
   std::shared_ptr<const PinSet> RemoveLeaseLocked(LeaseId id) KVTIER_REQUIRES(mutex_);
   void AddPinLocked(EntryId block) KVTIER_REQUIRES(mutex_);
@@ -451,6 +472,7 @@ class TierManager {
 
   // Synchronise themselves.
   HitCurve curve_;
+  TierSpeeds speeds_;
   Mutex resize_mutex_;  // one resize at a time; taken before the others
   // One writer to SSD at a time; held while it writes.
   Mutex ssd_write_mutex_ KVTIER_ACQUIRED_AFTER(resize_mutex_);

@@ -20,8 +20,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import daemon as support  # noqa: E402
 
 KVTIER = os.environ["KVTIER"]
-COMMANDS = ["status", "models", "curve", "set-capacity", "reset", "unregister", "drain", "size", "inspect",
-            "replay"]
+COMMANDS = ["status", "models", "curve", "advise", "set-capacity", "reset", "unregister", "drain",
+            "size", "inspect", "replay"]
 SECONDS = 120
 
 
@@ -334,6 +334,58 @@ class WithDaemon(DaemonTestCase):
         _, text, _ = kvtier("curve", "--admin", self.daemon.admin_address)
         self.assertRegex(text, r"ram, now .*: hits in this tier")
         self.assertRegex(text, r"1\.00x +[0-9.]+ ?.iB +0\.[0-9]{3} +\|#+ *\|")
+
+    def test_hit_funnel(self):
+        first = self.replay("--prefill-rate", "10000")
+        status = self.admin("status")
+        funnel = status["funnel"]
+        self.assertEqual(funnel["looked_up_blocks"], first["blocks"])
+        self.assertEqual(funnel["found_blocks"], first["hit_blocks"])
+        self.assertEqual(funnel["found_by_tier"], {"gpu": 0, "ram": first["hit_blocks"], "ssd": 0})
+        self.assertEqual(funnel["fetched_by_tier"], funnel["found_by_tier"])
+        self.assertEqual(funnel["verified_blocks"], first["verified_blocks"])
+        self.assertEqual(funnel["served_bytes"], first["fetched_bytes"])
+        self.assertAlmostEqual(funnel["prefill_seconds"],
+                               first["verified_blocks"] * first["block_tokens"] / 10000, 3)
+        self.assertGreater(funnel["fetch_seconds"], 0)
+        self.assertLess(funnel["fetch_seconds"], first["seconds"] + 0.1)
+        self.assertAlmostEqual(funnel["saved_seconds"],
+                               funnel["prefill_seconds"] - funnel["fetch_seconds"], 6)
+        self.assertIsNone(funnel["ssd_written_per_byte_served"])
+        ram = next(t for t in status["tiers"] if t["tier"] == "ram")
+        self.assertGreater(ram["measured_bytes_per_second"], 1e6)
+        code, out, _ = kvtier("status", "--admin", self.daemon.admin_address)
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"verified by clients +[\d,]+ +\d+\.\d %\nprefill time saved: \d")
+        # Who does not tell a rate verifies all the same.
+        second = self.replay()
+        after = self.admin("status")["funnel"]
+        self.assertEqual(after["verified_blocks"],
+                         first["verified_blocks"] + second["verified_blocks"])
+        self.assertEqual(after["prefill_seconds"], funnel["prefill_seconds"])
+
+    def test_advise(self):
+        code, text, _ = kvtier("advise", "--admin", self.daemon.admin_address)
+        self.assertEqual((code, text), (0, "no lookups yet: nothing to advise on\n"))
+        run = self.replay(requests=600)
+        advice = self.admin("advise", "--prefill-rate", "8000")
+        self.assertEqual((advice["blocks"], advice["hit_blocks"]),
+                         (run["blocks"], run["hit_blocks"]))
+        self.assertEqual([row["what"] for row in advice["sizes"]],
+                         ["now", "RAM /2", "RAM x2", "RAM x4"])
+        self.assertEqual((advice["block_tokens"], advice["block_bytes"]), (512, 16384))
+        # All that was stored fits, so more RAM finds nothing more.
+        now, half, twice, _ = advice["sizes"]
+        self.assertAlmostEqual(now["hit_ratio"], run["hit_blocks"] / run["blocks"], delta=1e-6)
+        self.assertAlmostEqual(twice["hit_ratio"], now["hit_ratio"], delta=1e-6)
+        self.assertLessEqual(half["hit_ratio"], now["hit_ratio"])
+        self.assertGreater(now["saved_seconds_per_1000_requests"], 0)
+        self.assertEqual(advice["costs"][0]["tier"], "RAM")
+        self.assertEqual(self.admin("advise")["prefill_tokens_per_second"], 0)
+        _, text, _ = kvtier("advise", "--admin", self.daemon.admin_address)
+        self.assertIn("More RAM buys less than half a point, even at x4: leave it.", text)
+        wrong = self.admin("advise", "--prefill-rate", "-1", code=1)
+        self.assertIn("prefill-rate is -1, the limits are 0 and 1e9", wrong["error"]["message"])
 
     def test_reset_with_a_salt(self):
         salt = os.path.join(self.folder.name, "salt")

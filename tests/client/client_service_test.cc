@@ -264,6 +264,39 @@ TEST_F(ClientServiceTest, DetachedLeaseLivesOnByItsId) {
   EXPECT_EQ(client_->Release(id).code(), absl::StatusCode::kNotFound);
 }
 
+// However the lease ends, each block that was fetched and verified by it counts once.
+TEST_F(ClientServiceTest, ReleaseTellsWhatWasVerified) {
+  Register(Spec({500, 300}, 2));
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(Store(prompt_, 0, 5, {.rank = rank}).ok());
+  }
+  const auto verified = [&] { return server_.manager().stats().verified_blocks; };
+  const auto lease = [&] {
+    return std::move(
+        client_->Lookup(prompt_, {.lease = seconds(60), .prefill_tokens_per_second = 100})->lease);
+  };
+  { const Lease unused = lease(); }
+  EXPECT_EQ(verified(), 0u);
+  {
+    const Lease used = lease();
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      const FetchParams params{.first_block = 1, .last_block = 4, .part = {.rank = rank}};
+      ExpectFetched(Fetch(used, params), params);
+    }
+  }
+  EXPECT_EQ(verified(), 3u);
+  EXPECT_DOUBLE_EQ(server_.manager().stats().prefill_seconds, 3 * kBlockTokens / 100.0);
+  Lease by_view = lease();
+  ASSERT_TRUE(client_->FetchViews(by_view.id(), {.last_block = 5}, [](const PieceView&) {}).ok());
+  ASSERT_TRUE(by_view.Release().ok());
+  EXPECT_EQ(verified(), 8u);
+  // Detached: the caller tells.
+  const uint64_t id = lease().Detach();
+  ExpectFetched(Fetch(id, {.last_block = 5}), {.last_block = 5});
+  ASSERT_TRUE(client_->Release(id, 2).ok());
+  EXPECT_EQ(verified(), 10u);
+}
+
 TEST_F(ClientServiceTest, UnknownModelIsNotFound) {
   Register(Spec({500}));
   prompt_.model = Digest128::Of("another");

@@ -1,6 +1,7 @@
 #include "tests/fuzz/wire_fuzz.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,7 +66,8 @@ std::string Show(const wire::PieceList& pieces) {
 }
 
 std::string Show(const wire::LookupRequest& m) {
-  return absl::StrCat(Show(m.prompt), "|", m.lease_ms, "|", m.promote_to, "|", m.before_store);
+  return absl::StrCat(Show(m.prompt), "|", m.lease_ms, "|", m.promote_to, "|", m.before_store, "|",
+                      std::bit_cast<uint64_t>(m.prefill_tokens_per_second));
 }
 
 std::string Show(const wire::FetchRequest& m) {
@@ -81,7 +83,10 @@ std::string Show(const wire::StoreRequest& m) {
 
 std::string Show(const wire::LookupResponse& m) {
   std::string out = absl::StrCat(m.blocks, "|", m.tokens, "|", m.lease_id);
-  for (const wire::TierRun& run : m.runs) absl::StrAppend(&out, ",", run.tier, ":", run.blocks);
+  for (const wire::TierRun& run : m.runs) {
+    absl::StrAppend(&out, ",", run.tier, ":", run.blocks, ":",
+                    std::bit_cast<uint64_t>(run.load_seconds));
+  }
   for (uint32_t blocks : m.group_blocks) absl::StrAppend(&out, ";", blocks);
   return out;
 }

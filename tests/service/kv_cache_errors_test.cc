@@ -5,6 +5,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 
 #include "tests/service/service_client.h"
@@ -115,6 +116,12 @@ TEST_F(KvCacheErrorsTest, Lookup) {
               {"lease_ms is 600001, the limits are 1 and 600000"});
   ExpectError(LookupWith([](auto* r) { r->set_promote_to(static_cast<v1::Tier>(9)); }),
               StatusCode::INVALID_ARGUMENT, {"9"});
+  for (const double rate : {-1.0, 2e9, std::nan("")}) {
+    ExpectError(LookupWith([&](auto* r) { r->set_prefill_tokens_per_second(rate); }),
+                StatusCode::INVALID_ARGUMENT,
+                {"prefill_tokens_per_second is", "the limits are 0 and 1e+09"});
+  }
+  EXPECT_TRUE(LookupWith([](auto* r) { r->set_prefill_tokens_per_second(1e9); }).ok());
   EXPECT_EQ(server_.stats().of(Rpc::kLookup).by_code[StatusCode::NOT_FOUND].value(), 1u);
 }
 
@@ -312,9 +319,10 @@ TEST_F(KvCacheErrorsTest, LeasesEndAndAreLimited) {
   server_.clock().Advance(std::chrono::milliseconds(1));
   ExpectError(client_.Fetch(fetch).status, StatusCode::NOT_FOUND, {"lease_id"});
   ExpectError(renew(1000), StatusCode::NOT_FOUND, {"lease_id"});
-  const auto release = [&](uint64_t id) {
+  const auto release = [&](uint64_t id, uint32_t verified_blocks = 0) {
     v1::ReleaseRequest request;
     request.set_lease_id(id);
+    request.set_verified_blocks(verified_blocks);
     v1::ReleaseResponse response;
     grpc::ClientContext call;
     return client_.stub().Release(&call, request, &response);
@@ -322,7 +330,9 @@ TEST_F(KvCacheErrorsTest, LeasesEndAndAreLimited) {
   ExpectError(release(lease), StatusCode::NOT_FOUND, {"lease_id"});
   server_.Tick();
   const uint64_t fresh = client_.Lease(prompt_, 1000);
-  EXPECT_TRUE(release(fresh).ok());
+  ExpectError(release(fresh, 3), StatusCode::INVALID_ARGUMENT,
+              {"verified_blocks is 3, the lease has 2 blocks"});
+  EXPECT_TRUE(release(fresh, 2).ok());
   ExpectError(release(fresh), StatusCode::NOT_FOUND, {"lease_id"});
 }
 

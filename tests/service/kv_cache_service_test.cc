@@ -108,6 +108,32 @@ TEST_F(KvCacheServiceTest, LookupFindsTheLongestPrefixAndItsTier) {
   EXPECT_EQ(response.blocks(), 2u);
 }
 
+TEST_F(KvCacheServiceTest, LookupSaysHowLongEachRunTakesToFetch) {
+  const v1::Prompt prompt = TokenPrompt(client_.Register("m", {1000, 500}, 4, 2), 1, 3);
+  for (uint32_t group = 0; group < 2; ++group) {
+    v1::Part part;
+    part.set_layer_group(group);
+    client_.StoreAll(prompt, 0, Payloads(1, 3, group == 0 ? 1000 : 500), part);
+  }
+  const auto load_seconds = [&] {
+    v1::LookupRequest request;
+    *request.mutable_prompt() = prompt;
+    v1::LookupResponse response;
+    EXPECT_TRUE(client_.Lookup(request, &response).ok());
+    EXPECT_EQ(response.runs_size(), 1);
+    return response.runs(0).load_seconds();
+  };
+  EXPECT_EQ(load_seconds(), 0);
+  TimePoint now{};
+  FetchMeter fetch(now);
+  BytesByTier bytes{};
+  bytes[static_cast<int>(TierKind::kRam)] = kMiB;
+  fetch.WriteBegins(bytes, now);
+  fetch.WriteEnds(now + std::chrono::milliseconds(1));
+  server_.manager().speeds().Record(fetch);
+  EXPECT_DOUBLE_EQ(load_seconds(), 3 * 1500 * 1e-3 / kMiB);
+}
+
 TEST_F(KvCacheServiceTest, BlockIsVisibleWithAllItsParts) {
   const std::string model = client_.Register("m", {100, 200, 300, 400}, 4, 2);
   const v1::Prompt prompt = TokenPrompt(model, 1, 2);
@@ -396,6 +422,47 @@ TEST(LowerTierTest, BlocksBeyondRamComeBack) {
       ExpectBlocks(client.Fetch(FetchOf(prompts[i], 0, 4)), Payloads(i, 4, kMiB));
     }
   }
+}
+
+// The wait for the slower tier is that tier's, and is in the lease's time.
+TEST(LowerTierTest, FetchesMeasureTheTierTheyWaitFor) {
+  TestServerOptions options;
+  options.ram_bytes = 8 * kMiB;
+  options.ssd_bytes = 64 * kMiB;
+  options.service.prefill_tokens_per_second = 1000;
+  TestServer server(options);
+  ServiceClient client(server.address());
+  const std::string model = client.Register("m", {kMiB});
+  for (uint32_t i = 0; i < 4; ++i) {
+    client.StoreAll(TokenPrompt(model, i, 4), 0, Payloads(i, 4, kMiB));
+  }
+  const uint64_t lease = client.Lease(TokenPrompt(model, 0, 4), 60'000);
+  server.ssd()->read_gate().Close(4);
+  ServiceClient::Fetched fetched;
+  {
+    ThreadPool other(1);
+    other.Run([&] { fetched = client.Fetch(FetchOf(lease, 0, 4)); });
+    server.ssd()->read_gate().WaitForHeld(2);  // all are at least asked for
+    server.clock().Advance(std::chrono::milliseconds(200));
+    server.ssd()->read_gate().Open();
+  }
+  ExpectBlocks(fetched, Payloads(0, 4, kMiB));
+  v1::ReleaseRequest release;
+  release.set_lease_id(lease);
+  release.set_verified_blocks(4);
+  v1::ReleaseResponse released;
+  grpc::ClientContext context;
+  ASSERT_TRUE(client.stub().Release(&context, release, &released).ok());
+  server.Stop();
+  const ManagerStats stats = server.manager().stats();
+  const TierStats& ssd = stats.tiers[static_cast<int>(TierKind::kSsd)];
+  ASSERT_TRUE(ssd.speed.measured());
+  EXPECT_GT(ssd.speed.LoadSeconds(4 * kMiB), 0.19);
+  EXPECT_FALSE(stats.tiers[static_cast<int>(TierKind::kRam)].speed.measured());
+  EXPECT_EQ(ssd.fetched_blocks, 4u);
+  EXPECT_EQ(stats.verified_blocks, 4u);
+  EXPECT_DOUBLE_EQ(stats.prefill_seconds, 16 / 1000.0);
+  EXPECT_DOUBLE_EQ(stats.lease_fetch_seconds, 0.2);
 }
 
 TEST(LowerTierTest, DurableIsAnsweredOnceItIsOnSsd) {

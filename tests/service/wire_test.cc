@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <random>
 
@@ -93,14 +94,18 @@ std::string Show(const wire::Prompt& p) {
   return out;
 }
 
+// Exactly, NaN and infinities included.
+uint64_t Bits(double value) { return std::bit_cast<uint64_t>(value); }
+
 std::string Show(const v1::LookupRequest& m) {
-  return absl::StrCat(Show(m.prompt()), " lease=", m.lease_ms(),
-                      " promote=", static_cast<uint32_t>(m.promote_to()),
-                      " before_store=", m.before_store());
+  return absl::StrCat(
+      Show(m.prompt()), " lease=", m.lease_ms(), " promote=", static_cast<uint32_t>(m.promote_to()),
+      " before_store=", m.before_store(), " rate=", Bits(m.prefill_tokens_per_second()));
 }
 std::string Show(const wire::LookupRequest& m) {
   return absl::StrCat(Show(m.prompt), " lease=", m.lease_ms, " promote=", m.promote_to,
-                      " before_store=", m.before_store);
+                      " before_store=", m.before_store,
+                      " rate=", Bits(m.prefill_tokens_per_second));
 }
 
 std::string Show(const v1::FetchRequest& m) {
@@ -151,14 +156,17 @@ std::string Show(const wire::StoreRequest& m) {
 std::string Show(const v1::LookupResponse& m) {
   std::string out = absl::StrCat(m.blocks(), " ", m.tokens(), " ", m.lease_id());
   for (const v1::TierRun& run : m.runs()) {
-    absl::StrAppend(&out, " run=", static_cast<uint32_t>(run.tier()), ":", run.blocks());
+    absl::StrAppend(&out, " run=", static_cast<uint32_t>(run.tier()), ":", run.blocks(), ":",
+                    Bits(run.load_seconds()));
   }
   for (uint32_t blocks : m.group_blocks()) absl::StrAppend(&out, " group=", blocks);
   return out;
 }
 std::string Show(const wire::LookupResponse& m) {
   std::string out = absl::StrCat(m.blocks, " ", m.tokens, " ", m.lease_id);
-  for (const wire::TierRun& run : m.runs) absl::StrAppend(&out, " run=", run.tier, ":", run.blocks);
+  for (const wire::TierRun& run : m.runs) {
+    absl::StrAppend(&out, " run=", run.tier, ":", run.blocks, ":", Bits(run.load_seconds));
+  }
   for (uint32_t blocks : m.group_blocks) absl::StrAppend(&out, " group=", blocks);
   return out;
 }
@@ -191,6 +199,7 @@ void Fill(Random* random, v1::LookupRequest* m) {
   m->set_lease_ms(random->Number32());
   m->set_promote_to(static_cast<v1::Tier>(random->Below(6)));
   m->set_before_store(random->OneIn(2));
+  if (random->OneIn(2)) m->set_prefill_tokens_per_second(random->Number64() * 0x1p-40);
 }
 
 void Fill(Random* random, v1::FetchRequest* m) {
@@ -236,6 +245,7 @@ void Fill(Random* random, v1::LookupResponse* m) {
     v1::TierRun* run = m->add_runs();
     run->set_tier(static_cast<v1::Tier>(random->Below(5)));
     run->set_blocks(random->Number32());
+    if (random->OneIn(2)) run->set_load_seconds(random->Number64() * 0x1p-40);
   }
   for (uint64_t i = random->Below(5); i > 0; --i) m->add_group_blocks(random->Number32());
 }
@@ -373,10 +383,13 @@ TEST(WireTest, GeneratedCodeReadsWhatIsWritten) {
     Fill(&random, &lookup);
     const PromptSource prompt(lookup.prompt());
     v1::LookupRequest read_lookup;
-    ASSERT_TRUE(read_lookup.ParseFromString(wire::EncodeLookupHead(prompt.head, lookup.lease_ms(),
-                                                                   lookup.promote_to(),
-                                                                   lookup.before_store()) +
-                                            prompt.TokenBytes()));
+    ASSERT_TRUE(read_lookup.ParseFromString(
+        wire::EncodeLookupHead(prompt.head,
+                               {.lease_ms = lookup.lease_ms(),
+                                .promote_to = static_cast<uint32_t>(lookup.promote_to()),
+                                .before_store = lookup.before_store(),
+                                .prefill_tokens_per_second = lookup.prefill_tokens_per_second()}) +
+        prompt.TokenBytes()));
     ASSERT_EQ(Show(read_lookup), Show(lookup));
 
     v1::FetchRequest fetch;
@@ -463,7 +476,7 @@ TEST(WireTest, GeneratedCodeReadsLookupResponses) {
     ours.tokens = message.tokens();
     ours.lease_id = message.lease_id();
     for (const v1::TierRun& run : message.runs()) {
-      ours.runs.push_back({static_cast<uint32_t>(run.tier()), run.blocks()});
+      ours.runs.push_back({static_cast<uint32_t>(run.tier()), run.blocks(), run.load_seconds()});
     }
     ours.group_blocks.assign(message.group_blocks().begin(), message.group_blocks().end());
     v1::LookupResponse read;

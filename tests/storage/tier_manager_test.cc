@@ -494,5 +494,77 @@ TEST_F(TierManagerTest, CountersTellTheTruth) {
   EXPECT_EQ(stats.tiers[1].bytes_written, 8 * kPart);
 }
 
+// Two ranks' fetches that overlap count once, and a client that does not know its rate tells only
+// what it verified.
+TEST_F(TierManagerTest, ReleaseTellsWhatTheLeaseSaved) {
+  using std::chrono::milliseconds;
+  Start({.ram = 64 * kPart});
+  const auto tokens = Tokens(1, 8);
+  fixture_->Store(model_, tokens);
+  const auto lease = [&](double rate) {
+    PromptRef prompt = fixture_->Prompt(model_, tokens);
+    LookupOptions options;
+    options.lease = std::chrono::hours(1);
+    options.prefill_tokens_per_second = rate;
+    return manager().Lookup(prompt, options)->lease;
+  };
+  const LeaseId known = lease(100);
+  {
+    const auto first = manager().BeginFetch(known, 0, 8, 0);
+    const auto second = manager().BeginFetch(known, 0, 8, 0);
+    fixture_->clock().Advance(milliseconds(5));  // nobody's: neither fetch has begun
+    std::optional<FetchClock::Running> one((*first)->fetch_clock());
+    fixture_->clock().Advance(milliseconds(20));
+    std::optional<FetchClock::Running> two((*second)->fetch_clock());
+    fixture_->clock().Advance(milliseconds(10));
+    one.reset();
+    fixture_->clock().Advance(milliseconds(10));
+    two.reset();
+    fixture_->clock().Advance(milliseconds(50));
+  }
+  const absl::Status too_many = manager().Release(known, 9);
+  EXPECT_EQ(too_many.message(), "verified_blocks is 9, the lease has 8 blocks");
+  EXPECT_EQ(manager().stats().verified_blocks, 0u);
+  ASSERT_TRUE(manager().Release(known, 6).ok());
+  EXPECT_EQ(manager().stats().verified_blocks, 6u);
+  EXPECT_DOUBLE_EQ(manager().stats().prefill_seconds, 6 * 4 / 100.0);
+  EXPECT_DOUBLE_EQ(manager().stats().lease_fetch_seconds, 0.040);
+
+  ASSERT_TRUE(manager().Release(lease(0), 8).ok());
+  ASSERT_TRUE(manager().Release(lease(100), 0).ok());
+  EXPECT_EQ(manager().stats().verified_blocks, 14u);
+  EXPECT_DOUBLE_EQ(manager().stats().prefill_seconds, 6 * 4 / 100.0);
+  EXPECT_DOUBLE_EQ(manager().stats().lease_fetch_seconds, 0.040);
+}
+
+TEST_F(TierManagerTest, FetchedBlocksCountForTheTierTheyCameFrom) {
+  Start({.ram = 8 * kPart, .ssd = 64 * kPart});
+  for (uint32_t i = 1; i <= 3; ++i) fixture_->Store(model_, Tokens(i, 8), 0, 0, i);
+  for (int round = 0; round < 2; ++round) {  // from SSD, then from RAM
+    for (uint32_t block = 0; block < 8; ++block) {
+      EXPECT_TRUE(fixture_->Fetch(model_, Tokens(1, 8), block, 0, 1));
+    }
+    const ManagerStats stats = manager().stats();
+    EXPECT_EQ(stats.tiers[2].fetched_blocks, 8u);
+    EXPECT_EQ(stats.tiers[2].fetched_bytes, 8 * kPart);
+    EXPECT_EQ(stats.tiers[1].fetched_blocks, 8u * round);
+    EXPECT_EQ(stats.tiers[1].fetched_bytes, 8 * kPart * round);
+  }
+}
+
+TEST_F(TierManagerTest, BlocksOfSeveralPartsAreFetchedOnce) {
+  Start({.ram = 64 * kPart});
+  const ModelSpec model = OpaqueModel("two parts", {kPart, 2 * kPart});
+  ASSERT_TRUE(manager().AddModel(model).ok());
+  for (uint32_t part = 0; part < 2; ++part) fixture_->Store(model, Tokens(1, 3), 0, part);
+  for (uint32_t block = 0; block < 3; ++block) {
+    for (uint32_t part = 0; part < 2; ++part) {
+      EXPECT_TRUE(fixture_->Fetch(model, Tokens(1, 3), block, part));
+    }
+  }
+  EXPECT_EQ(manager().stats().tiers[1].fetched_blocks, 3u);
+  EXPECT_EQ(manager().stats().tiers[1].fetched_bytes, 9 * kPart);
+}
+
 }  // namespace
 }  // namespace kvtier

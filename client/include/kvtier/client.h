@@ -106,6 +106,9 @@ class Core;
 // A time-limited pin on the blocks that one Lookup found. Move-only; the destructor releases it
 // (best effort, within lookup_deadline; the daemon ends it anyway when its time is up). May outlive
 // the Client.
+//
+// The release tells the daemon how many of its blocks this client fetched by it and verified, for
+// the operator's hit funnel; once detached the caller has to tell.
 class Lease {
  public:
   Lease() = default;
@@ -137,11 +140,17 @@ class Lease {
 struct LookupParams {
   Duration lease = Duration::zero();         // zero = none; else 1 ms to 10 min
   std::optional<CacheTier> promote_to = {};  // start moving what is found up to this tier
+  // Prompt tokens that this engine computes per second; 0 = unknown, up to 1e9. With it the daemon
+  // can tell its operator what time the cache saves.
+  double prefill_tokens_per_second = 0;
 };
 
 struct TierSpan {
   CacheTier tier = CacheTier::kUnknown;
   uint32_t blocks = 0;
+  // Expected time to fetch these blocks, all parts, by what fetches took lately. Zero: not measured
+  // yet.
+  Duration load_time = Duration::zero();
 };
 
 // The longest cached prefix.
@@ -152,6 +161,15 @@ struct PrefixMatch {
   std::vector<uint32_t> group_blocks = {};  // leading blocks by layer group
   Lease lease;                              // empty when none was asked for or nothing was found
 };
+
+// How many leading blocks are worth fetching for an engine that computes
+// `prefill_tokens_per_second` prompt tokens per second: the longest prefix of whole runs that saves
+// the most time,
+//   sum over its runs of (run's tokens / prefill_tokens_per_second - run's load_time).
+// Runs that are not measured yet count as worth it. A rate of 0 or less is unknown: all blocks.
+//
+//   const uint32_t fetch = kvtier::BlocksWorthFetching(*found, rate);  // compute the rest
+uint32_t BlocksWorthFetching(const PrefixMatch& match, double prefill_tokens_per_second);
 
 // Blocks [first_block, last_block), counted from the prompt's first block, of one part.
 struct FetchParams {
@@ -279,8 +297,10 @@ class Client {
   absl::StatusOr<StoreReport> Store(const Prompt& prompt, const StoreParams& params,
                                     std::span<const std::span<const std::byte>> payloads);
 
-  // Leases by id, for those that were detached. Errors: NOT_FOUND.
-  absl::Status Release(uint64_t lease_id);
+  // Leases by id, for those that were detached. `verified_blocks`: how many of its blocks were
+  // fetched, with FetchStatus::kOk, and used. Errors: NOT_FOUND, INVALID_ARGUMENT (more than the
+  // lease has).
+  absl::Status Release(uint64_t lease_id, uint32_t verified_blocks = 0);
   absl::Status Renew(uint64_t lease_id, Duration remaining);
 
   ClientCounters counters() const;
