@@ -167,7 +167,7 @@ void SayTier(const FlatRange& flat, uint64_t capacity, Advice* advice) {
     advice->sentences.push_back(absl::StrCat(
         flat.tier, " could shrink to ", FormatBytes(flat.spare_down_to_bytes),
         " and lose less than half a point. ", SetCapacity(flat.tier, flat.spare_down_to_bytes)));
-  } else if (flat.enough_bytes && *flat.enough_bytes > capacity) {
+  } else if (gain >= kFlat && flat.enough_bytes && *flat.enough_bytes > capacity) {
     advice->sentences.push_back(absl::StrCat(flat.tier, " is flat from ",
                                              FormatBytes(*flat.enough_bytes),
                                              " on: more than that buys less than half a point."));

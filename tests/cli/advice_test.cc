@@ -131,6 +131,16 @@ TEST(AdviceTest, AnSsdAddsItsRowsAndItsCost) {
                                            "above 2,000 tokens/s."));
 }
 
+// RAM's own curve rises, but what it would take over the SSD finds already.
+TEST(AdviceTest, RamThatOnlyTakesOverFromTheSsdIsNotAdvised) {
+  AdviceInput input = WithSsd();
+  for (AdviceInput::Point& point : input.ssd.curve) point.hit_ratio = 0.602;
+  EXPECT_THAT(Sentences(Advise(input)),
+              AllOf(HasSubstr("More RAM buys less than half a point, even at x4: leave it."),
+                    Not(HasSubstr("RAM is flat from"))));
+  EXPECT_THAT(Sentences(Advise(WithSsd())), HasSubstr("RAM is flat from 400MiB on"));
+}
+
 TEST(AdviceTest, ATierSlowerThanRecomputingSavesNothing) {
   AdviceInput input = WithSsd();
   input.prefill_tokens_per_second = 4000;  // a block in 4 ms
