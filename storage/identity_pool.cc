@@ -89,7 +89,7 @@ void IdentityPool::Free(const char* identity, size_t bytes) {
   if (--chunk->live > 0) return;
   Unlink(chunk);
   memory_bytes_ -= kChunkBytes;
-  ::operator delete(chunk, kChunkBytes, std::align_val_t(kChunkBytes));
+  ::operator delete(chunk, std::align_val_t(kChunkBytes));
 }
 
 }  // namespace kvtier

@@ -78,7 +78,8 @@ TierUsage MemoryTier::usage() const {
 
 void MemoryTier::SetCapacity(uint64_t bytes) { pool_.SetCapacity(bytes); }
 
-uint64_t MemoryTier::BlocksFor(std::span<const uint64_t> part_bytes) const {
+uint64_t MemoryTier::BlocksFor(std::span<const uint64_t> part_bytes,
+                               uint64_t /*identity_bytes*/) const {
   return SlotPool::SetsFor(pool_.usage().capacity_bytes, part_bytes);
 }
 

@@ -21,7 +21,7 @@ class MemoryTier final : public Tier {
   void Erase(std::span<const Location> locations) override;
   TierUsage usage() const override;
   void SetCapacity(uint64_t bytes) override;
-  uint64_t BlocksFor(std::span<const uint64_t> part_bytes) const override;
+  uint64_t BlocksFor(std::span<const uint64_t> part_bytes, uint64_t identity_bytes) const override;
 
   // A slot to fill; empty when there is no room.
   Slot Allocate(uint64_t bytes) { return pool_.Allocate(bytes); }

@@ -24,7 +24,6 @@ constexpr Duration kLastBackoff = std::chrono::seconds(5);
 // properties, index and footer.
 constexpr uint64_t kEntryBytes = 96;
 constexpr uint64_t kFileBytes = 2048;
-constexpr uint64_t kUsualIdentityBytes = 64;  // 16 tokens
 constexpr size_t kPieceBytes = 128 << 10;
 constexpr int kRecoverThreads = 16;
 constexpr size_t kRecoverAtOnce = 64;  // files whose lists are in memory together
@@ -662,9 +661,9 @@ uint64_t SsdTier::BytesFor(std::span<const WriteOp> ops) const {
 
 // In full files, and one more with the rest of the capacity. Some parts' identities are longer than
 // supposed here; next to their payload that is nothing.
-uint64_t SsdTier::BlocksFor(std::span<const uint64_t> part_bytes) const {
+uint64_t SsdTier::BlocksFor(std::span<const uint64_t> part_bytes, uint64_t identity_bytes) const {
   uint64_t block = 0;
-  for (const uint64_t bytes : part_bytes) block += SpaceOfPart(kUsualIdentityBytes, bytes);
+  for (const uint64_t bytes : part_bytes) block += SpaceOfPart(identity_bytes, bytes);
   if (block == 0) return 0;
   const auto fit = [block](uint64_t bytes) {
     return bytes < kFileBytes ? 0 : (bytes - kFileBytes) / block;

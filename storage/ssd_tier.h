@@ -73,7 +73,7 @@ class SsdTier final : public LogTier {
   // Write will remove.
   TierUsage usage() const override;
   void SetCapacity(uint64_t bytes) override;
-  uint64_t BlocksFor(std::span<const uint64_t> part_bytes) const override;
+  uint64_t BlocksFor(std::span<const uint64_t> part_bytes, uint64_t identity_bytes) const override;
 
   void Recover(const std::function<void(std::span<const StoredPart>)>& segment) override;
   uint64_t segment_bytes() const override;

@@ -89,8 +89,10 @@ class Tier {
 
   virtual TierUsage usage() const = 0;
   virtual void SetCapacity(uint64_t bytes) = 0;
-  // How many parts of these sizes together (one block) fit when a model has the tier for itself.
-  virtual uint64_t BlocksFor(std::span<const uint64_t> part_bytes) const = 0;
+  // How many blocks, each of parts of these sizes and one identity, fit when a model has the tier
+  // for itself.
+  virtual uint64_t BlocksFor(std::span<const uint64_t> part_bytes,
+                             uint64_t identity_bytes) const = 0;
 };
 
 // A tier that is a log: each Write is one segment, all or nothing, on the medium when it returns.

@@ -138,7 +138,8 @@ ModelInfo TierManager::InfoLocked(const Model& model) const {
   info.blocks = model.blocks;
   for (TierKind kind : kAllTiers) {
     if (tier(kind) == nullptr) continue;
-    info.capacity_blocks[static_cast<int>(kind)] = tier(kind)->BlocksFor(model.part_bytes);
+    info.capacity_blocks[static_cast<int>(kind)] =
+        tier(kind)->BlocksFor(model.part_bytes, uint64_t{model.spec.block_tokens} * 4);
   }
   return info;
 }

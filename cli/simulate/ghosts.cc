@@ -73,7 +73,8 @@ TierUsage GhostLogTier::usage() const {
 
 void GhostLogTier::SetCapacity(uint64_t bytes) { KVTIER_CHECK(bytes == capacity_bytes_); }
 
-uint64_t GhostLogTier::BlocksFor(std::span<const uint64_t> part_bytes) const {
+uint64_t GhostLogTier::BlocksFor(std::span<const uint64_t> part_bytes,
+                                 uint64_t /*identity_bytes*/) const {
   uint64_t block_bytes = 0;
   for (const uint64_t bytes : part_bytes) block_bytes += TierManager::RecordBytes(bytes, 0);
   return capacity_bytes_ / block_bytes;

@@ -29,7 +29,7 @@ class GhostLogTier final : public LogTier {
   TierUsage usage() const override;
   // Not while a simulation runs.
   void SetCapacity(uint64_t bytes) override;
-  uint64_t BlocksFor(std::span<const uint64_t> part_bytes) const override;
+  uint64_t BlocksFor(std::span<const uint64_t> part_bytes, uint64_t identity_bytes) const override;
 
   // There is nothing from before, and nothing comes back.
   void Recover(const std::function<void(std::span<const StoredPart>)>& segment) override;

@@ -172,7 +172,7 @@ TEST_P(LogTierContractTest, RefusesOnceItIsAboveItsCapacityByMoreThanASegment) {
 
 TEST_P(LogTierContractTest, HoldsTheBlocksItSaysItHolds) {
   const std::vector<uint64_t> block = {20 * kKiB, 30 * kKiB};
-  const uint64_t said = log_->BlocksFor(block);
+  const uint64_t said = log_->BlocksFor(block, 64);
   std::vector<uint64_t> sizes;
   for (uint64_t bytes = 0; bytes + 60 * kKiB < log_->segment_bytes(); bytes += 50 * kKiB) {
     sizes.insert(sizes.end(), block.begin(), block.end());

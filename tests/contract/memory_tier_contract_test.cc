@@ -50,7 +50,7 @@ TEST_P(SlotTierContractTest, HoldsTheBlocksItSaysItHolds) {
   const std::vector<std::vector<uint64_t>> blocks = {
       {64 * kKiB}, {40000, 40000}, {64 * kKiB, 40000}};
   for (const std::vector<uint64_t>& parts : blocks) {
-    const uint64_t said = tier_->BlocksFor(parts);
+    const uint64_t said = tier_->BlocksFor(parts, 64);
     EXPECT_GT(said, 0u);
     uint64_t held = 0;
     while (held <= said && testing::Value(Write(parts), testing::Each(absl::OkStatus()))) ++held;

@@ -241,8 +241,8 @@ TEST_P(TierContractTest, UsageFollowsWritesAndErases) {
 TEST_P(TierContractTest, HoldsNoneOfABlockLargerThanItself) {
   const uint64_t fits[] = {64 * kKiB};
   const uint64_t too_large[] = {kContractCapacity + 1};
-  EXPECT_GT(tier_->BlocksFor(fits), 0u);
-  EXPECT_EQ(tier_->BlocksFor(too_large), 0u);
+  EXPECT_GT(tier_->BlocksFor(fits, 64), 0u);
+  EXPECT_EQ(tier_->BlocksFor(too_large, 64), 0u);
 }
 
 TEST_P(TierContractTest, CapacityChangesLive) {

@@ -344,7 +344,7 @@ TEST_F(SsdTierTest, SaysHowManyBlocksFit) {
   options_.capacity_bytes = 64 * kMiB;
   Start();
   const uint64_t parts[] = {20 * kKiB, 20 * kKiB};
-  const uint64_t said = tier_->BlocksFor(parts);
+  const uint64_t said = tier_->BlocksFor(parts, 64);
   EXPECT_GE(said, 64 * kMiB / (40 * kKiB) * 97 / 100);
   uint64_t fit = 0;
   while (tier_->usage().used_bytes <= 63 * kMiB) {  // in segments as full as can be
@@ -358,8 +358,11 @@ TEST_F(SsdTierTest, SaysHowManyBlocksFit) {
     fit += 25;
   }
   EXPECT_NEAR(static_cast<double>(said), static_cast<double>(fit), 0.03 * static_cast<double>(fit));
+  // Each record has the block's identity twice.
+  EXPECT_NEAR(static_cast<double>(tier_->BlocksFor(parts, 8 * kKiB)),
+              static_cast<double>(said) * 40 / 72, 0.03 * static_cast<double>(said));
   const uint64_t too_large[] = {65 * kMiB};
-  EXPECT_EQ(tier_->BlocksFor(too_large), 0u);
+  EXPECT_EQ(tier_->BlocksFor(too_large, 64), 0u);
 }
 
 // --------------------------------------------------------------------------------------------------

@@ -147,7 +147,8 @@ void FakeLogTier::SetCapacity(uint64_t bytes) {
   capacity_bytes_ = bytes;
 }
 
-uint64_t FakeLogTier::BlocksFor(std::span<const uint64_t> part_bytes) const {
+uint64_t FakeLogTier::BlocksFor(std::span<const uint64_t> part_bytes,
+                                uint64_t /*identity_bytes*/) const {
   uint64_t block_bytes = 0;
   for (const uint64_t bytes : part_bytes) block_bytes += bytes;
   MutexLock lock(medium_.mutex_);

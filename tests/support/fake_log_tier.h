@@ -55,7 +55,7 @@ class FakeLogTier final : public LogTier {
   void Erase(std::span<const Location> locations) override;
   TierUsage usage() const override;
   void SetCapacity(uint64_t bytes) override;
-  uint64_t BlocksFor(std::span<const uint64_t> part_bytes) const override;
+  uint64_t BlocksFor(std::span<const uint64_t> part_bytes, uint64_t identity_bytes) const override;
 
   void Recover(const std::function<void(std::span<const StoredPart>)>& segment) override;
   uint64_t segment_bytes() const override { return segment_bytes_; }
