@@ -133,7 +133,8 @@ class ReplayClient {
             .hit_blocks_by_tier = counts.hit_blocks_by_tier,
             .fetched_bytes = counts.fetched_bytes,
             .stored_bytes = counts.stored_bytes,
-            .end_seconds = std::chrono::duration<double>(SteadyClock().Now() - start_).count()};
+            .end_seconds = std::chrono::duration<double>(SteadyClock().Now() - start_).count(),
+            .ssd_written = std::nullopt};
   }
 
   absl::Status RunRequest(const TraceRequest& request) {
@@ -383,14 +384,16 @@ Json SlicesJson(const std::vector<ReplaySlice>& slices) {
     const auto hits = [&](CacheTier tier) {
       return slice.hit_blocks_by_tier[static_cast<size_t>(tier)];
     };
-    out.push_back({{"requests", slice.requests},
-                   {"end_seconds", slice.end_seconds},
-                   {"blocks", slice.blocks},
-                   {"hit_blocks_gpu", hits(CacheTier::kGpu)},
-                   {"hit_blocks_ram", hits(CacheTier::kRam)},
-                   {"hit_blocks_ssd", hits(CacheTier::kSsd)},
-                   {"fetched_bytes", slice.fetched_bytes},
-                   {"stored_bytes", slice.stored_bytes}});
+    out.push_back(
+        {{"requests", slice.requests},
+         {"end_seconds", slice.end_seconds},
+         {"blocks", slice.blocks},
+         {"hit_blocks_gpu", hits(CacheTier::kGpu)},
+         {"hit_blocks_ram", hits(CacheTier::kRam)},
+         {"hit_blocks_ssd", hits(CacheTier::kSsd)},
+         {"fetched_bytes", slice.fetched_bytes},
+         {"stored_bytes", slice.stored_bytes},
+         {"ssd_written_blocks", slice.ssd_written ? Json(*slice.ssd_written) : Json(nullptr)}});
   }
   return out;
 }
@@ -452,7 +455,7 @@ absl::StatusOr<ReplayReport> Replay(const ReplayOptions& options, TraceSource& t
   KVTIER_RETURN_IF_ERROR(CheckOptions(options));
   KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, ConnectTo(options));
   KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model, client->RegisterModel(ReplayModel(options)));
-  ReplaySlices slices;
+  ReplaySlices slices(options.ssd_written);
   std::vector<std::unique_ptr<ReplayClient>> clients;
   for (int i = 0; i < options.clients; ++i) {
     clients.push_back(std::make_unique<ReplayClient>(options, *client, model, slices));

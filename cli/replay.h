@@ -29,6 +29,9 @@ struct ReplayOptions {
   Duration lease = std::chrono::seconds(30);
   std::string tenant = "kvtier-replay";
   double prefill_rate = 0;  // of the engine that is played, tokens per second; 0 = not told
+  // Blocks that the daemon has written to SSD since the replay began, for the slices; asked between
+  // requests, from any client's thread. May be empty, and may not know.
+  std::function<std::optional<uint64_t>()> ssd_written;
 };
 
 // Microseconds.

@@ -39,14 +39,20 @@ std::string AdminAddress(const ReplayFlags& flags) {
 }
 
 // Blocks written to the SSD tier so far; empty when the daemon has none or does not tell.
-std::optional<uint64_t> SsdBlocksWritten(const std::string& admin) {
-  const absl::StatusOr<v1::GetStatusResponse> status = AdminClient(admin).GetStatus();
+std::optional<uint64_t> SsdBlocksWritten(AdminClient& admin) {
+  const absl::StatusOr<v1::GetStatusResponse> status = admin.GetStatus();
   if (!status.ok() || !status->has_ssd()) return std::nullopt;
   uint64_t blocks = status->ssd().carried_blocks();
   for (const v1::TierStatus& tier : status->tiers()) {
     if (tier.tier() == v1::TIER_SSD) blocks += tier.demotions();
   }
   return blocks;
+}
+
+// Empty when it is not known, as of a daemon that restarted and counts anew.
+std::optional<uint64_t> WrittenSince(uint64_t before, std::optional<uint64_t> now) {
+  if (!now || *now < before) return std::nullopt;
+  return *now - before;
 }
 
 absl::Status RunReplay(const ReplayFlags& flags, const std::string& command_line, Output& output) {
@@ -58,20 +64,19 @@ absl::Status RunReplay(const ReplayFlags& flags, const std::string& command_line
   options.lease = std::chrono::milliseconds(flags.lease_ms);
   KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source, OpenSource(flags.trace));
   KVTIER_RETURN_IF_ERROR(CheckReportFlags(flags.report));
-  const std::string admin = AdminAddress(flags);
+  AdminClient admin(AdminAddress(flags));
   const std::optional<uint64_t> before = SsdBlocksWritten(admin);
+  if (before) options.ssd_written = [&] { return WrittenSince(*before, SsdBlocksWritten(admin)); };
   KVTIER_ASSIGN_OR_RETURN(
       const ReplayReport report,
       Replay(options, *source, [&](const std::string& line) { output.Progress(line); }));
   std::optional<double> ssd_writes;
   if (report.ssd_tier) {
-    const std::optional<uint64_t> after = SsdBlocksWritten(admin);
-    if (before && after && *after >= *before) {
-      ssd_writes = static_cast<double>(*after - *before);
-    } else {
+    if (before) ssd_writes = WrittenSince(*before, SsdBlocksWritten(admin));
+    if (!ssd_writes) {
       output.Progress(
-          "replay: SSD writes are unknown, no answer, or a restarted daemon, at --admin '" + admin +
-          "'");
+          "replay: SSD writes are unknown, no answer, or a restarted daemon, at --admin '" +
+          AdminAddress(flags) + "'");
     }
   }
   Json document = ReplayJson(options, report, ssd_writes);

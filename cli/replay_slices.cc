@@ -15,6 +15,7 @@ void AddTo(ReplaySlice* sum, const ReplaySlice& one) {
   sum->fetched_bytes += one.fetched_bytes;
   sum->stored_bytes += one.stored_bytes;
   sum->end_seconds = std::max(sum->end_seconds, one.end_seconds);
+  sum->ssd_written = std::max(sum->ssd_written, one.ssd_written);  // known is more than unknown
 }
 
 ReplaySlice Between(const ReplaySlice& before, ReplaySlice after) {
@@ -31,11 +32,20 @@ ReplaySlice Between(const ReplaySlice& before, ReplaySlice after) {
 }  // namespace
 
 void ReplaySlices::Add(uint64_t number, const ReplaySlice& before, const ReplaySlice& after) {
+  if (!Count(number, Between(before, after)) || !ssd_written_) return;
+  const std::optional<uint64_t> written = ssd_written_();
+  MutexLock lock(mutex_);
+  ReplaySlice& slice = slices_[(number - 1) / requests_per_slice_];
+  slice.ssd_written = std::max(slice.ssd_written, written);
+}
+
+bool ReplaySlices::Count(uint64_t number, const ReplaySlice& one) {
   MutexLock lock(mutex_);
   while ((number - 1) / requests_per_slice_ >= kMost) Halve();
   const uint64_t slice = (number - 1) / requests_per_slice_;
   if (slices_.size() <= slice) slices_.resize(slice + 1);
-  AddTo(&slices_[slice], Between(before, after));
+  AddTo(&slices_[slice], one);
+  return number % requests_per_slice_ == 0;
 }
 
 std::vector<ReplaySlice> ReplaySlices::Take() {

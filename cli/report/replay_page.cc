@@ -1,5 +1,6 @@
 // The page of `kvtier replay`: hits by tier and throughput over the requests, latencies by call.
 #include <algorithm>
+#include <utility>
 
 #include "cli/report/charts.h"
 #include "cli/report/page.h"
@@ -148,6 +149,53 @@ Panel ThroughputPanel(const std::vector<Json>& slices) {
   return {chart.title, Draw(chart)};
 }
 
+struct SsdWrites {
+  LineSeries each;
+  LineSeries so_far;
+  double highest = 1e-3;
+};
+
+// Blocks written to SSD for each block asked for, in each slice and up to there. A slice whose
+// count is not known is taken together with the next.
+SsdWrites WritesOf(const std::vector<Json>& slices, const std::vector<double>& edges) {
+  SsdWrites writes;
+  double begin = 0;
+  double before = 0;
+  double blocks = 0;
+  double blocks_before = 0;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    blocks += Value(slices[i], "blocks");
+    const std::optional<double> written = NumberAt(slices[i], "ssd_written_blocks");
+    if (!written) continue;
+    const double rate = Share(std::max(0.0, *written - before), blocks - blocks_before);
+    writes.highest = std::max(writes.highest, rate);
+    writes.each.points.push_back({begin, rate});
+    writes.each.points.push_back({edges[i + 1], rate});
+    writes.so_far.points.push_back({edges[i + 1], Share(*written, blocks)});
+    begin = edges[i + 1];
+    before = *written;
+    blocks_before = blocks;
+  }
+  return writes;
+}
+
+std::optional<Panel> SsdWritesPanel(const std::vector<Json>& slices) {
+  const std::vector<double> edges = Edges(slices);
+  SsdWrites writes = WritesOf(slices, edges);
+  if (writes.so_far.points.empty()) return std::nullopt;
+  writes.each.name = "each slice";
+  writes.each.color = 1;
+  writes.so_far.name = absl::StrCat("so far: ", RatioText(writes.so_far.points.back().y));
+  writes.so_far.color = kInk;
+  LineChart chart;
+  chart.lines = {std::move(writes.so_far), std::move(writes.each)};
+  chart.title = "SSD writes over the replay";
+  chart.subtitle = "Blocks written to SSD for each requested block; they come in batches";
+  chart.x = RequestsAxis(edges);
+  chart.y = {"writes per requested block", Scale::Linear(0, writes.highest, Scale::Ends::kAtTicks)};
+  return Panel{chart.title, Draw(chart)};
+}
+
 std::optional<Panel> LatencyPanel(const Json& document) {
   const Json& latencies = MemberAt(document, "latency_us");
   RangeChart chart;
@@ -231,6 +279,13 @@ PageTable SliceTable(const std::vector<Json>& slices) {
   return table;
 }
 
+std::string WrittenPerServed(const Json& document) {
+  const std::optional<double> writes = NumberAt(document, "ssd_writes_per_block");
+  const double served = Value(document, "verified_blocks");
+  if (!writes || served <= 0) return "-";
+  return Fixed(*writes * Value(document, "blocks") / served, 2);
+}
+
 void AddFacts(const Json& document, Page* page) {
   const bool full = TextAt(document, "convention") == "full";
   const std::optional<double> seconds = NumberAt(document, "seconds");
@@ -241,6 +296,7 @@ void AddFacts(const Json& document, Page* page) {
       {"in RAM", RatioText(NumberAt(document, "hit_ratio_ram"))},
       {"on SSD", RatioText(NumberAt(document, "hit_ratio_ssd"))},
       {"SSD writes per requested block", RatioText(NumberAt(document, "ssd_writes_per_block"))},
+      {"SSD bytes written per byte served", WrittenPerServed(document)},
       {"requests", CountText(NumberAt(document, "requests"))},
       {"blocks requested", CountText(NumberAt(document, "blocks"))},
       {"wrong or gone",
@@ -268,6 +324,7 @@ Page ReplayPage(const Json& document) {
   if (!slices.empty()) page.panels.push_back(HitsPanel(slices));
   if (std::optional<Panel> panel = LatencyPanel(document)) page.panels.push_back(*std::move(panel));
   if (!slices.empty()) page.panels.push_back(ThroughputPanel(slices));
+  if (std::optional<Panel> panel = SsdWritesPanel(slices)) page.panels.push_back(*std::move(panel));
   page.tables = {LatencyTable(document), BlockTable(document), SliceTable(slices)};
   if (const std::string scale = TextAt(document, "scale"); !scale.empty()) {
     page.notes.push_back(absl::StrCat("Scale: ", scale, "."));

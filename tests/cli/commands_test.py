@@ -617,6 +617,8 @@ class WithSsd(DaemonTestCase):
             code, out, err = kvtier("replay", "--server", self.daemon.address, "--json", "--requests",
                                     "20", "--block-bytes", "16KiB", *arguments, env=env)
             self.assertEqual(code, 0)
+            known = {s["ssd_written_blocks"] for s in one_document(out)["slices"]}
+            self.assertEqual(known, {0} if "SSD writes are unknown" not in err else {None})
             return one_document(out)["ssd_writes_per_block"], "SSD writes are unknown" in err
         self.assertEqual(writes(), (0, False))
         self.assertEqual(writes("--admin", "unix:/no/where"), (None, True))

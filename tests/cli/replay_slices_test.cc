@@ -24,18 +24,20 @@ void AddRequests(uint64_t count, ReplaySlices* slices) {
 }
 
 TEST(ReplaySlices, OneForEachRequestAtFirst) {
-  ReplaySlices slices;
+  ReplaySlices slices(nullptr);
   AddRequests(3, &slices);
   const std::vector<ReplaySlice> taken = slices.Take();
   ASSERT_EQ(taken.size(), 3u);
   EXPECT_EQ(taken[2].requests, 1u);
   EXPECT_EQ(taken[2].blocks, 3u);
   EXPECT_EQ(taken[2].end_seconds, 3);
+  EXPECT_FALSE(taken[2].ssd_written);  // nobody was asked
 }
 
 TEST(ReplaySlices, StayFewAndLoseNothing) {
   for (const uint64_t count : {1, 127, 128, 129, 1000, 12031}) {
-    ReplaySlices slices;
+    uint64_t asked = 0;
+    ReplaySlices slices([&]() -> std::optional<uint64_t> { return ++asked; });
     AddRequests(count, &slices);
     const std::vector<ReplaySlice> taken = slices.Take();
     EXPECT_LE(taken.size(), ReplaySlices::kMost);
@@ -50,13 +52,16 @@ TEST(ReplaySlices, StayFewAndLoseNothing) {
       EXPECT_EQ(slice.fetched_bytes, 10 * slice.requests);
       EXPECT_EQ(slice.stored_bytes, 20 * slice.requests);
       EXPECT_EQ(slice.end_seconds, static_cast<double>(requests));
+      const bool whole = requests % taken[0].requests == 0;
+      EXPECT_EQ(slice.ssd_written.has_value(), whole);
     }
     EXPECT_EQ(requests, count);
+    EXPECT_LE(asked, 128 + 64 * 7);  // not at each request
   }
 }
 
 TEST(ReplaySlices, TakeRequestsInAnyOrder) {
-  ReplaySlices slices;
+  ReplaySlices slices(nullptr);
   const auto add = [&](uint64_t number) {
     slices.Add(number, {},
                {.requests = 1,
@@ -64,7 +69,8 @@ TEST(ReplaySlices, TakeRequestsInAnyOrder) {
                 .hit_blocks_by_tier = {},
                 .fetched_bytes = 0,
                 .stored_bytes = 0,
-                .end_seconds = 1});
+                .end_seconds = 1,
+                .ssd_written = {}});
   };
   add(ReplaySlices::kMost + 1);  // halves before there is anything to halve
   add(2);

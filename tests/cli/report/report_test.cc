@@ -221,10 +221,29 @@ TEST(ReplayReport, ShowsHitsByTierAndWhatTheyComeTo) {
   EXPECT_THAT(drawn.svg, HasSubstr(">SSD</text>"));
   EXPECT_THAT(drawn.svg, Not(HasSubstr(">GPU</text>")));  // none hit there
   EXPECT_THAT(drawn.html, HasSubstr("<dt>throughput</dt><dd>2.0 MB/s</dd>"));
+  EXPECT_THAT(drawn.svg, Not(HasSubstr("SSD writes over the replay")));  // not known
   const std::string us = "\xC2\xB5s";
   EXPECT_LT(MarkOf(drawn.svg, "Lookup p50 100 " + us).x, MarkOf(drawn.svg, "Lookup p99 1 ms").x);
   EXPECT_DOUBLE_EQ(MarkOf(drawn.svg, "Lookup p99 1 ms").x,
                    TextOf(drawn.svg, "small middle", "1 ms").x);
+}
+
+TEST(ReplayReport, ShowsSsdWritesAsFarAsTheyAreKnown) {
+  Json document = Replayed({Slice(2, 1, 100, 0, 0), Slice(1, 2, 50, 20, 0), Slice(1, 3, 50, 0, 0)});
+  document["verified_blocks"] = 50;
+  document["ssd_writes_per_block"] = 0.5;
+  EXPECT_THAT(Rendered(document).html,
+              HasSubstr("<dt>SSD bytes written per byte served</dt><dd>2.00</dd>"));
+  document["slices"][1]["ssd_written_blocks"] = 120;
+  document["slices"][2]["ssd_written_blocks"] = 130;
+  const std::string svg = PlotSvg(document);
+  const std::string chart = svg.substr(svg.find("SSD writes over the replay"));
+  EXPECT_THAT(chart, HasSubstr("so far: 0.6500"));  // 130 of 200 blocks
+  // 120 for the first 150 blocks, then 10 for 50. The axis is 0 to 0.8.
+  const double top = TextOf(chart, "small end", "0\\.8").y - 4;
+  const double low = TextOf(chart, "small end", "0\\.2").y - 4;
+  EXPECT_THAT(chart, HasSubstr(absl::StrCat("points=\"66,", top, " ")));
+  EXPECT_THAT(chart, HasSubstr(absl::StrCat(",", low, "\"/>")));
 }
 
 TEST(ReplayReport, NothingInADocumentBreaksIt) {
