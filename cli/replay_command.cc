@@ -68,11 +68,12 @@ absl::Status RunReplay(const ReplayFlags& flags, const std::string& command_line
   const std::optional<uint64_t> before = SsdBlocksWritten(admin);
   if (before) options.ssd_written = [&] { return WrittenSince(*before, SsdBlocksWritten(admin)); };
   KVTIER_ASSIGN_OR_RETURN(
-      const ReplayReport report,
+      ReplayReport report,
       Replay(options, *source, [&](const std::string& line) { output.Progress(line); }));
-  std::optional<double> ssd_writes;
+  std::optional<uint64_t> ssd_writes;
   if (report.ssd_tier) {
     if (before) ssd_writes = WrittenSince(*before, SsdBlocksWritten(admin));
+    if (!report.slices.empty()) report.slices.back().ssd_written = ssd_writes;
     if (!ssd_writes) {
       output.Progress(
           "replay: SSD writes are unknown, no answer, or a restarted daemon, at --admin '" +
