@@ -5,7 +5,9 @@ set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 export PYTHONDONTWRITEBYTECODE=1
 
-if unshare -n true 2>/dev/null; then
+if ! command -v ip >/dev/null; then
+  exec python3 "$here/peers.py" "$@"
+elif unshare -n true 2>/dev/null; then
   namespace=(unshare -n)
 elif unshare -rn true 2>/dev/null; then
   namespace=(unshare -rn)

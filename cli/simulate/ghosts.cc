@@ -27,7 +27,9 @@ class GhostMemory final : public DeviceMemory {
   }
   void Free(const Region& region) override { KVTIER_CHECK(munmap(region.base, region.bytes) == 0); }
   absl::Status Copy(std::span<const CopyOp> /*ops*/) override { return absl::OkStatus(); }
-  bool host_addressable() const override { return true; }
+  // There is nothing behind the addresses: nobody may write there, freed slots are not even
+  // poisoned.
+  bool host_addressable() const override { return false; }
   std::string_view name() const override { return "memory of a simulation"; }
 };
 
