@@ -96,8 +96,6 @@ Json CountersJson(const v1::CacheCounters& counters) {
           {"stalled_fetches", counters.stalled_fetches()}};
 }
 
-std::string Milliseconds(double seconds) { return Fixed(seconds * 1e3, 2) + " ms"; }
-
 // As clients see it.
 std::string FetchRate(const v1::TierStatus& tier) {
   if (tier.measured_bytes_per_second() == 0) return "-";

@@ -170,7 +170,7 @@ absl::Status BenchLookup(BenchSetup& setup, BenchReport* report) {
   const std::vector<uint32_t> chain = ChainTokens();
   Prompt prompt;
   prompt.model = model.id;
-  prompt.name = setup.FreshNamespace();
+  prompt.name = FreshNamespace();
   prompt.tokens = chain;
   setup.output().Progress(absl::StrCat("bench lookup: storing a prompt of ", kLongest, " blocks"));
   KVTIER_RETURN_IF_ERROR(StoreChain(*client, prompt));

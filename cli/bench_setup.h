@@ -75,7 +75,6 @@ class BenchSetup {
   const Output& output() const { return output_; }
   absl::StatusOr<std::unique_ptr<Client>> ConnectClient() const;
   absl::StatusOr<std::unique_ptr<bench::CeilingClient>> ConnectCeiling() const;
-  Namespace FreshNamespace() const { return cli::FreshNamespace(); }
   // Stops the private daemon. An error when it did not end well.
   absl::Status Stop();
 

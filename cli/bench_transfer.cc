@@ -35,7 +35,7 @@ class Worker {
         const RegisteredModel model,
         worker->client_->RegisterModel(BenchModel("kvtier-bench-transfer", kTransferBlock)));
     worker->prompt_.model = model.id;
-    worker->prompt_.name = setup.FreshNamespace();
+    worker->prompt_.name = FreshNamespace();
     return worker;
   }
 

@@ -80,4 +80,6 @@ std::string Fixed(double value, int decimals) {
   return text;
 }
 
+std::string Milliseconds(double seconds) { return Fixed(seconds * 1e3, 2) + " ms"; }
+
 }  // namespace kvtier::cli

@@ -47,5 +47,6 @@ class Table {
 
 std::string WithCommas(uint64_t value);         // "1,048,576"
 std::string Fixed(double value, int decimals);  // "0.366"
+std::string Milliseconds(double seconds);       // "0.12 ms"
 
 }  // namespace kvtier::cli

@@ -93,8 +93,6 @@ std::string Bytes(uint64_t bytes) {
   return absl::StrCat(WithCommas(bytes), " (", FormatBytes(bytes), ")");
 }
 
-std::string Milliseconds(double seconds) { return Fixed(seconds * 1e3, 2) + " ms"; }
-
 Json GroupJson(const LayerGroup& group) {
   Json json = {{"layers", group.layers}, {"window_tokens", group.window_tokens}};
   if (const auto* grouped = std::get_if<GroupedAttention>(&group.attention)) {

@@ -1,8 +1,6 @@
 #include "storage/block_index.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
 
 #include "common/check.h"
 
