@@ -30,17 +30,29 @@ STOP_SECONDS = 30
 CALL_SECONDS = 30
 
 
+def _take_modules():
+    """Removes what is loaded of a package named kvtier, and returns it."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules)
+            if name == "kvtier" or name.startswith("kvtier.")}
+
+
 def _load_protocol():
-    """protoc's Python for the contract, generated afresh."""
+    """protoc's Python for the contract, generated afresh. The name kvtier is left as it was: a test may
+    use the package of that name, too."""
     folder = tempfile.mkdtemp(prefix="kvtier_proto_")
+    package = _take_modules()
     try:
         protoc = os.environ.get("KVTIER_PROTOC", "protoc")
         subprocess.run([protoc, f"-I{PROTO_DIR}", f"--python_out={folder}",
                         "kvtier/v1/kvtier.proto", "kvtier/v1/admin.proto"], check=True)
+        for package_folder in ("kvtier", "kvtier/v1"):  # else a real package of that name goes before
+            pathlib.Path(folder, package_folder, "__init__.py").touch()
         sys.path.insert(0, folder)
         from kvtier.v1 import admin_pb2, kvtier_pb2
         return kvtier_pb2, admin_pb2
     finally:
+        _take_modules()
+        sys.modules.update(package)
         sys.path.remove(folder)
         shutil.rmtree(folder)
 
