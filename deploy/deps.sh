@@ -14,7 +14,7 @@ packages=(
 )
 test_packages=(
   libgtest-dev libgmock-dev ccache clang-14 libclang-rt-14-dev clang-format-14
-  python3 python3-grpcio python3-protobuf zstd
+  python3 python3-grpcio python3-protobuf python3-xxhash zstd
 )
 
 case "${1-}" in

@@ -1,0 +1,229 @@
+"""The asyncio client: the same calls as coroutines, with the same results and errors as kvtier.client.
+
+    async with kvtier.AsyncClient("unix:/run/kvtier/kvtierd.sock") as client:
+        model = await client.register_model(spec)
+        async with await client.lookup(kvtier.Prompt(model.id, tokens), lease=10.0) as found:
+            report = await client.fetch_into(found.lease, buffers[:found.blocks])
+"""
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from typing import Any, Callable, Sequence, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvtier.client import GRACE_SECONDS, _stuck, error_of_status
+from kvtier.errors import Error, InvalidArgument, NotFound
+from kvtier.model import ModelSpec, RegisteredModel, Tier
+from kvtier.prompt import Part, Prompt
+from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, path_of
+from kvtier.results import Done, FetchReport, Found, StoreReport
+from kvtier.transfer import Counters
+
+T = TypeVar("T")
+
+
+class AsyncLease:
+    """As kvtier.Lease; ends when an ``async with`` block ends, by ``release``, or when its time is up."""
+
+    __slots__ = ("_client", "_model_id", "id", "blocks")
+
+    def __init__(self, client: AsyncClient | None = None, model_id: bytes = b"", lease_id: int = 0,
+                 blocks: int = 0) -> None:
+        self._client = client
+        self._model_id = model_id
+        self.id = lease_id
+        self.blocks = blocks
+
+    def __bool__(self) -> bool:
+        return self.id != 0
+
+    async def __aenter__(self) -> AsyncLease:
+        return self
+
+    async def __aexit__(self, *unused: object) -> None:
+        if self:
+            await self.release()
+
+    async def renew(self, seconds: float) -> Done:
+        if self._client is None:
+            return Done(NotFound("the lease is empty"))
+        return await self._client.renew(self.id, seconds)
+
+    async def release(self) -> Done:
+        if self._client is None:
+            return Done(NotFound("the lease is empty"))
+        client = self._client
+        verified = client._protocol.leases.close(self.id)
+        return await client.release(self.detach(), verified)
+
+    def detach(self) -> int:
+        lease_id = self.id
+        if self._client is not None:
+            self._client._protocol.leases.close(lease_id)
+        self._client, self.id, self.blocks = None, 0, 0
+        return lease_id
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncPrefixMatch(Found):
+    """What ``lookup`` found; an asynchronous context manager that releases the lease."""
+
+    lease: AsyncLease = field(default_factory=AsyncLease)
+
+    async def __aenter__(self) -> AsyncPrefixMatch:
+        return self
+
+    async def __aexit__(self, *unused: object) -> None:
+        await self.lease.__aexit__()
+
+
+class AsyncClient:
+    """As kvtier.Client, for the event loop in which it is first used; not thread-safe. A coroutine that is cancelled
+    ends its call. Payload is copied and hashed on the event loop's thread, a message of 1 MiB at a time."""
+
+    def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
+        self._protocol = Protocol(address, options)
+        self._channel: grpc.aio.Channel | None = None
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self._home: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop of the channel
+        self._closed = False
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *unused: object) -> None:
+        await self.close()
+
+    async def register_model(self, spec: ModelSpec, *, timeout: float | None = None) -> RegisteredModel:
+        return await self._run(self._protocol.register_model(spec, timeout))
+
+    async def lookup(self, prompt: Prompt, *, lease: float | None = None, promote_to: Tier | None = None,
+                     prefill_tokens_per_second: float = 0.0, timeout: float | None = None) -> AsyncPrefixMatch:
+        found = await self._run(self._protocol.lookup(prompt, lease=lease, promote_to=promote_to, timeout=timeout,
+                                                      prefill_tokens_per_second=prefill_tokens_per_second))
+        held = AsyncLease(self, prompt.model_id, found.lease_id, found.blocks) if found.lease_id else AsyncLease()
+        return AsyncPrefixMatch(found.blocks, found.tokens, found.runs, found.group_blocks, found.lease_id,
+                                found.failure, held)
+
+    async def fetch_into(self, what: Prompt | AsyncLease | int, buffers: Sequence[Any], *, first_block: int = 0,
+                         part: Part = Part(), allow_gaps: bool = False,
+                         timeout: float | None = None) -> FetchReport:
+        prompt, lease_id, model_id = _target(what)
+        if prompt is None and lease_id == 0:
+            return FetchReport([False] * len(buffers), 0, NotFound("the lease is empty"))
+        return await self._run(self._protocol.fetch(prompt, lease_id, model_id, buffers, first_block=first_block,
+                                                    part=part, allow_gaps=allow_gaps, timeout=timeout))
+
+    async def store_from(self, prompt: Prompt, buffers: Sequence[Any], *, first_block: int = 0, part: Part = Part(),
+                         durable: bool = False, first_missing: int | None = None,
+                         timeout: float | None = None) -> StoreReport:
+        return await self._run(self._protocol.store(prompt, buffers, first_block=first_block, part=part,
+                                                    durable=durable, first_missing=first_missing, timeout=timeout))
+
+    async def release(self, lease_id: int, verified_blocks: int = 0) -> Done:
+        return await self._run(self._protocol.release(lease_id, verified_blocks))
+
+    async def renew(self, lease_id: int, seconds: float) -> Done:
+        return await self._run(self._protocol.renew(lease_id, seconds))
+
+    def counters(self) -> Counters:
+        return self._protocol.counters()
+
+    async def close(self) -> None:
+        """Releases the leases that are still held, and ends calls that are under way. Idempotent."""
+        if self._closed or self._channel is None:
+            self._closed = True
+            return
+        for lease_id in self._protocol.leases.open_ids():
+            if not await self.release(lease_id, self._protocol.leases.close(lease_id)):
+                break  # the daemon ends them when their time is up
+        self._closed = True
+        await self._channel.close()
+
+    # --------------------------------------------------------------------------------------------- I/O
+
+    async def _run(self, operation: Operation[T]) -> T:
+        outcome: Outcome | None = None
+        try:
+            while True:
+                step = operation.send(outcome)
+                if isinstance(step, Pause):
+                    await _pause(step.seconds)
+                    outcome = None
+                else:
+                    outcome = await self._perform(step)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            operation.close()
+
+    async def _perform(self, attempt: Attempt) -> Outcome:
+        call = self._method(attempt.rpc)(attempt.messages or attempt.request, timeout=attempt.limit)
+        outcome = Outcome()
+        try:
+            await asyncio.wait_for(_finish(call, attempt, outcome), attempt.limit + GRACE_SECONDS)
+        except asyncio.TimeoutError:
+            outcome.error = _stuck(attempt)
+        except grpc.aio.AioRpcError as error:
+            outcome.error = error_of_status(attempt.rpc, error.code(), error.details(), error.initial_metadata(),
+                                            error.trailing_metadata())
+        except Error as error:
+            outcome.error = error
+        finally:
+            if attempt.messages is not None:
+                attempt.messages.stop()
+            call.cancel()  # of no effect once it has ended
+        return outcome
+
+    def _method(self, rpc: str) -> Callable[..., Any]:
+        if self._closed:
+            raise InvalidArgument("the client is closed")
+        here = (os.getpid(), asyncio.get_running_loop())
+        if self._channel is None:
+            self._open()
+            self._home = here
+        elif self._home != here:
+            raise InvalidArgument("this client was used in another event loop or before fork(): make a new one")
+        return self._methods[rpc]
+
+    def _open(self) -> None:
+        channel = grpc.aio.insecure_channel(self._protocol.address, options=self._protocol.options.channel_options())
+        for rpc in ("RegisterModel", "Lookup", "Release", "Renew"):
+            self._methods[rpc] = channel.unary_unary(path_of(rpc))
+        self._methods["Fetch"] = channel.unary_stream(path_of("Fetch"))
+        self._methods["Store"] = channel.stream_unary(path_of("Store"))
+        self._channel = channel
+
+
+async def _finish(call: Any, attempt: Attempt, outcome: Outcome) -> None:
+    if attempt.on_message is None:
+        outcome.reply = await call
+        outcome.received = True
+        return
+    async for message in call:
+        outcome.received = True
+        attempt.on_message(message)
+
+
+async def _pause(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    timer = loop.call_later(seconds, over.set_result, None)
+    try:
+        await over
+    finally:
+        timer.cancel()
+
+
+def _target(what: Prompt | AsyncLease | int) -> tuple[Prompt | None, int, bytes | None]:
+    if isinstance(what, Prompt):
+        return what, 0, what.model_id
+    if isinstance(what, AsyncLease):
+        return None, what.id, what._model_id or None
+    if what == 0:
+        raise InvalidArgument("lease_id is 0: there is no lease")
+    return None, what, None

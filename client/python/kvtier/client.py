@@ -1,0 +1,391 @@
+"""The blocking client.
+
+    with kvtier.Client("unix:/run/kvtier/kvtierd.sock") as client:
+        model = client.register_model(spec)
+        prompt = kvtier.Prompt(model.id, tokens)
+        with client.lookup(prompt, lease=10.0) as found:
+            report = client.fetch_into(found.lease, buffers[:found.blocks])
+        ... compute what is missing ...
+        client.store_from(prompt, buffers, first_missing=report.leading)
+"""
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Callable, Sequence, TypeVar
+
+import grpc
+
+from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, NotFound, error_of
+from kvtier.model import ModelSpec, RegisteredModel, Tier
+from kvtier.prompt import Part, Prompt
+from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, path_of
+from kvtier.results import Done, FetchReport, Found, StoreReport
+from kvtier.transfer import Counters
+
+_log = logging.getLogger("kvtier")
+
+# gRPC ends a call at its deadline, except when a write to a peer that stands still is stuck. Then this package gives
+# the call up, so much later.
+GRACE_SECONDS = 0.25
+_CLOSE_SECONDS = 2.0
+
+T = TypeVar("T")
+
+
+class Lease:
+    """A time-limited pin on the blocks that one lookup found; falsy when there is none. Blocks [0, blocks) of the prompt
+    are pinned. Ends when a ``with`` block ends, by ``release``, when its client is closed, or when its time is up.
+
+    The release tells the daemon how many of its blocks were fetched by it and verified here, for the operator's hit
+    funnel; once detached the caller has to tell.
+    """
+
+    __slots__ = ("_client", "_model_id", "id", "blocks")
+
+    def __init__(self, client: Client | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0) -> None:
+        self._client = client
+        self._model_id = model_id
+        self.id = lease_id
+        self.blocks = blocks
+
+    def __bool__(self) -> bool:
+        return self.id != 0
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self:
+            self.release()
+
+    def __del__(self) -> None:
+        # Not released here: that would be a call from wherever the collector happens to run.
+        if getattr(self, "id", 0):
+            warnings.warn(f"lease {self.id:x} was dropped unreleased, it stays until its time is up", ResourceWarning,
+                          stacklevel=2)
+
+    def renew(self, seconds: float) -> Done:
+        """Sets the remaining time, counted from now: 0.001 to 600 s."""
+        if self._client is None:
+            return Done(NotFound("the lease is empty"))
+        return self._client.renew(self.id, seconds)
+
+    def release(self) -> Done:
+        """Ends it now; afterwards the lease is empty, whatever the result."""
+        if self._client is None:
+            return Done(NotFound("the lease is empty"))
+        client = self._client
+        verified = client._protocol.leases.close(self.id)
+        return client.release(self.detach(), verified)
+
+    def detach(self) -> int:
+        """Gives up ownership without ending it, and returns the id: another process or rank fetches by it."""
+        lease_id = self.id
+        if self._client is not None:
+            self._client._protocol.leases.close(lease_id)
+        self._client, self.id, self.blocks = None, 0, 0
+        return lease_id
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch(Found):
+    """What ``lookup`` found; a context manager that releases the lease."""
+
+    lease: Lease = field(default_factory=Lease)
+
+    def __enter__(self) -> PrefixMatch:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.lease.__exit__()
+
+
+class Client:
+    """A connection to one kvtierd, made by the first call that needs it and made again when it is lost.
+
+    address  "unix:/path" or "host:port"
+
+    Thread-safe: any number of threads may call at the same time. Calls block until their deadline at most, and a
+    quarter of a second more when the daemon stands still. A dead or slow daemon costs a bounded time, then nothing:
+    after a few failures in a row a circuit breaker makes calls misses at once, except for a probe now and then.
+
+    Not across fork(): a client that was used before must not be used in the child (InvalidArgument); make a new one
+    there. (gRPC itself asks for more: see its notes on fork.)
+    """
+
+    def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
+        self._protocol = Protocol(address, options)
+        self._lock = threading.Lock()  # guards what is below
+        self._channel: grpc.Channel | None = None
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self._process = 0  # that made the channel
+        self._closed = False
+        self._watch = _CallWatch()
+        self._never = threading.Event()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------- calls
+
+    def register_model(self, spec: ModelSpec, *, timeout: float | None = None) -> RegisteredModel:
+        """Declares a model: once, before anything else. Idempotent; survives a restart of the daemon, and is repeated
+        by this client if it does not. Raises every Error, and Internal when the daemon computes another id or other
+        part sizes from this spec than this package."""
+        return self._run(self._protocol.register_model(spec, timeout))
+
+    def lookup(self, prompt: Prompt, *, lease: float | None = None, promote_to: Tier | None = None,
+               prefill_tokens_per_second: float = 0.0, timeout: float | None = None) -> PrefixMatch:
+        """The longest cached prefix, in one round trip for any prompt length.
+
+        lease       seconds (0.001 to 600) for which a fetch of these blocks does not miss; without one the answer is a
+                    hint
+        promote_to  start moving what is found up to this tier; does not wait
+        prefill_tokens_per_second  how fast this engine computes, so that the operator sees the time saved; 0 = unknown
+        """
+        found = self._run(self._protocol.lookup(prompt, lease=lease, promote_to=promote_to, timeout=timeout,
+                                                prefill_tokens_per_second=prefill_tokens_per_second))
+        held = Lease(self, prompt.model_id, found.lease_id, found.blocks) if found.lease_id else Lease()
+        return PrefixMatch(found.blocks, found.tokens, found.runs, found.group_blocks, found.lease_id, found.failure,
+                           held)
+
+    def fetch_into(self, what: Prompt | Lease | int, buffers: Sequence[Any], *, first_block: int = 0,
+                   part: Part = Part(), allow_gaps: bool = False, timeout: float | None = None) -> FetchReport:
+        """Fetches one part of blocks [first_block, first_block + len(buffers)) into the caller's memory.
+
+        what        the prompt, a lease on it, or the id of a lease
+        buffers     buffers[i] takes block first_block + i: a writable contiguous object of the buffer protocol, or a
+                    sequence of such objects that are filled end to end. Exactly the part's bytes.
+        allow_gaps  go on after a miss; otherwise all blocks after the first miss are misses
+
+        Payload is copied once, from the message as gRPC hands it over. Nothing is ok that was not verified.
+        """
+        prompt, lease_id, model_id = _target(what)
+        if prompt is None and lease_id == 0:
+            return FetchReport([False] * len(buffers), 0, NotFound("the lease is empty"))
+        return self._run(self._protocol.fetch(prompt, lease_id, model_id, buffers, first_block=first_block, part=part,
+                                              allow_gaps=allow_gaps, timeout=timeout))
+
+    def store_from(self, prompt: Prompt, buffers: Sequence[Any], *, first_block: int = 0, part: Part = Part(),
+                   durable: bool = False, first_missing: int | None = None,
+                   timeout: float | None = None) -> StoreReport:
+        """Stores one part of blocks [first_block, first_block + len(buffers)).
+
+        buffers        as in ``fetch_into``, but they may be read-only. They are read until the call returns, and must
+                       not change meanwhile: a block that does is rejected.
+        durable        on SSD and synced when this returns; needs the SSD tier. Otherwise in RAM.
+        first_missing  the first block that the daemon lacks, when the caller knows it from its own lookup; blocks
+                       before it are not sent. None: ask first.
+
+        The prompt must reach through the last block stored. A block is found once all its parts are stored.
+        """
+        return self._run(self._protocol.store(prompt, buffers, first_block=first_block, part=part, durable=durable,
+                                              first_missing=first_missing, timeout=timeout))
+
+    def release(self, lease_id: int, verified_blocks: int = 0) -> Done:
+        """Ends a lease that was detached. ``verified_blocks``: how many of its blocks were fetched ok and used."""
+        return self._run(self._protocol.release(lease_id, verified_blocks))
+
+    def renew(self, lease_id: int, seconds: float) -> Done:
+        """Sets a lease's remaining time, counted from now: 0.001 to 600 s."""
+        return self._run(self._protocol.renew(lease_id, seconds))
+
+    def counters(self) -> Counters:
+        return self._protocol.counters()
+
+    def close(self) -> None:
+        """Releases the leases that are still held, and ends calls that are under way. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            channel, mine = self._channel, self._process == os.getpid()
+        if channel is None or not mine:
+            return
+        for lease_id in self._protocol.leases.open_ids():
+            if not self._run(self._protocol.release(lease_id, self._protocol.leases.close(lease_id))):
+                break  # the daemon ends them when their time is up
+        self._watch.close()
+        # gRPC waits for calls to end, which they do not while a write is stuck.
+        closer = threading.Thread(target=channel.close, name="kvtier-close", daemon=True)
+        closer.start()
+        closer.join(_CLOSE_SECONDS)
+        if closer.is_alive():
+            _log.warning("%s: the connection did not close within %.0f s, left to itself", self._protocol.address,
+                         _CLOSE_SECONDS)
+
+    # --------------------------------------------------------------------------------------------- I/O
+
+    def _run(self, operation: Operation[T]) -> T:
+        outcome: Outcome | None = None
+        try:
+            while True:
+                step = operation.send(outcome)
+                if isinstance(step, Pause):
+                    self._never.wait(step.seconds)
+                    outcome = None
+                else:
+                    outcome = self._perform(step)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            operation.close()
+
+    def _perform(self, attempt: Attempt) -> Outcome:
+        method = self._method(attempt.rpc)
+        if attempt.on_message is not None:
+            return self._read_all(method(attempt.request, timeout=attempt.limit), attempt)
+        if attempt.messages is None:
+            return self._await(method.future(attempt.request, timeout=attempt.limit), attempt)  # type: ignore
+        try:
+            return self._await(method.future(attempt.messages, timeout=attempt.limit), attempt)  # type: ignore
+        finally:
+            attempt.messages.stop()
+
+    def _await(self, call: Any, attempt: Attempt) -> Outcome:
+        try:
+            return Outcome(call.result(timeout=attempt.limit + GRACE_SECONDS), received=True)
+        except grpc.FutureTimeoutError:
+            return Outcome(error=_stuck(attempt))
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            return Outcome(error=error_of_call(call, attempt))
+        finally:
+            call.cancel()  # of no effect once it has ended
+
+    def _read_all(self, call: Any, attempt: Attempt) -> Outcome:
+        assert attempt.on_message is not None
+        received = False
+        watched = self._watch.add(call, attempt.limit + GRACE_SECONDS)
+        try:
+            for message in call:
+                received = True
+                attempt.on_message(message)
+            return Outcome(received=received)
+        except grpc.RpcError:
+            error = _stuck(attempt) if self._watch.gave_up(watched) else error_of_call(call, attempt)
+            return Outcome(error=error, received=received)
+        except Error as error:
+            return Outcome(error=error, received=received)
+        finally:
+            self._watch.remove(watched)
+            call.cancel()
+
+    def _method(self, rpc: str) -> Callable[..., Any]:
+        with self._lock:
+            if self._channel is None:
+                self._open_locked()
+            elif self._process != os.getpid():
+                raise InvalidArgument(f"this client was used in process {self._process} and this is its child "
+                                      f"{os.getpid()}: make a new one after fork()")
+            if self._closed and rpc != "Release":
+                raise InvalidArgument("the client is closed")
+            return self._methods[rpc]
+
+    def _open_locked(self) -> None:
+        if self._closed:
+            raise InvalidArgument("the client is closed")
+        channel = grpc.insecure_channel(self._protocol.address, options=self._protocol.options.channel_options())
+        for rpc in ("RegisterModel", "Lookup", "Release", "Renew"):
+            self._methods[rpc] = channel.unary_unary(path_of(rpc))
+        self._methods["Fetch"] = channel.unary_stream(path_of("Fetch"))
+        self._methods["Store"] = channel.stream_unary(path_of("Store"))
+        self._channel = channel
+        self._process = os.getpid()
+
+
+class _CallWatch:
+    """Cancels streams that have not ended when they should have: gRPC's iterator has no timeout of its own."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards what is below
+        self._calls: dict[int, tuple[float, Any]] = {}  # by number: when it is overdue, the call
+        self._given_up: set[int] = set()
+        self._numbers = 0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._wakes_at = 0.0
+
+    def add(self, call: Any, seconds: float) -> int:
+        with self._changed:
+            self._numbers += 1
+            end = time.monotonic() + seconds
+            self._calls[self._numbers] = (end, call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="kvtier-watch", daemon=True)
+                self._thread.start()
+            elif end < self._wakes_at:
+                self._changed.notify()
+            return self._numbers
+
+    def remove(self, number: int) -> None:
+        with self._changed:
+            self._calls.pop(number, None)
+            self._given_up.discard(number)
+
+    def gave_up(self, number: int) -> bool:
+        with self._changed:
+            return number in self._given_up
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _work(self) -> None:
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                for number, (end, call) in list(self._calls.items()):
+                    if end <= now:
+                        self._given_up.add(number)
+                        del self._calls[number]
+                        call.cancel()
+                self._wakes_at = min((end for end, _ in self._calls.values()), default=now + 60)
+                self._changed.wait(self._wakes_at - now)
+
+
+def _target(what: Prompt | Lease | int) -> tuple[Prompt | None, int, bytes | None]:
+    if isinstance(what, Prompt):
+        return what, 0, what.model_id
+    if isinstance(what, Lease):
+        return None, what.id, what._model_id or None
+    if what == 0:
+        raise InvalidArgument("lease_id is 0: there is no lease")
+    return None, what, None
+
+
+def _stuck(attempt: Attempt) -> Error:
+    return DeadlineExceeded(f"{attempt.rpc}: no end of the call {GRACE_SECONDS} s after its deadline of "
+                            f"{attempt.limit:.3f} s: the daemon stands still")
+
+
+def error_of_call(call: Any, attempt: Attempt) -> Error:
+    """Of a call that has ended with an error."""
+    return error_of_status(attempt.rpc, call.code(), call.details(), call.initial_metadata(), call.trailing_metadata())
+
+
+def error_of_status(rpc: str, code: grpc.StatusCode, details: str | None, initial: Any, trailing: Any) -> Error:
+    number = code.value[0]
+    if number == Code.UNIMPLEMENTED:
+        details = "nobody serves kvtier's data API at this address"
+    request_id = _metadata(initial, "kvtier-request-id")
+    delay = _metadata(trailing, "retry-delay-ms")
+    return error_of(number, f"{rpc}: {details}" + (f" (request {request_id})" if request_id else ""),
+                    int(delay) / 1000 if delay.isascii() and delay.isdigit() else None)
+
+
+def _metadata(metadata: Any, name: str) -> str:
+    for key, value in metadata or ():
+        if key == name:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""

@@ -1,0 +1,124 @@
+"""What can go wrong, by the codes of kvtier.proto.
+
+A daemon that is dead, slow, draining or full, and a lease that has ended, are *misses*: the call returns as if
+nothing were cached and puts one of these in its result's ``failure``. Raised are ``InvalidArgument`` (a bug of the
+caller) and ``Internal`` (a reply that breaks the protocol); ``Client.register_model`` raises all of them.
+"""
+from __future__ import annotations
+
+import enum
+
+
+class Code(enum.IntEnum):
+    """gRPC's status codes, by its numbers."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Error(Exception):
+    """The base of all errors of this package. ``code`` is the status code; the message names the call, and the
+    request id that the daemon logged."""
+
+    def __init__(self, message: str, code: Code = Code.UNKNOWN) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class InvalidArgument(Error):
+    """The caller's bug. The message names field, value and limit."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Code.INVALID_ARGUMENT)
+
+
+class NotFound(Error):
+    """The model is not registered, or the lease has ended."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Code.NOT_FOUND)
+
+
+class FailedPrecondition(Error):
+    """The daemon cannot do this as it is configured: a durable store without an SSD tier."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Code.FAILED_PRECONDITION)
+
+
+class ResourceExhausted(Error):
+    """Full: nothing can be evicted, or too many leases or streams are open.
+
+    ``retry_delay``: for how many seconds the daemon asks to be left alone; None when it did not say.
+    """
+
+    def __init__(self, message: str, retry_delay: float | None = None) -> None:
+        super().__init__(message, Code.RESOURCE_EXHAUSTED)
+        self.retry_delay = retry_delay
+
+
+class Unavailable(Error):
+    """No daemon there, it is draining, or the circuit breaker is open."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Code.UNAVAILABLE)
+
+
+class DeadlineExceeded(Error):
+    """The daemon did not answer in time."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Code.DEADLINE_EXCEEDED)
+
+
+class Internal(Error):
+    """The reply breaks the protocol, or contradicts what this package computes itself."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Code.INTERNAL)
+
+
+_CLASSES: dict[Code, type[InvalidArgument | NotFound | FailedPrecondition | Unavailable | DeadlineExceeded
+                           | Internal]] = {
+    Code.INVALID_ARGUMENT: InvalidArgument,
+    Code.NOT_FOUND: NotFound,
+    Code.FAILED_PRECONDITION: FailedPrecondition,
+    Code.UNAVAILABLE: Unavailable,
+    Code.DEADLINE_EXCEEDED: DeadlineExceeded,
+    Code.INTERNAL: Internal,
+}
+
+
+def error_of(code: int, message: str, retry_delay: float | None = None) -> Error:
+    """The error of a gRPC status."""
+    known = Code(code) if code in Code._value2member_map_ else Code.UNKNOWN
+    if known is Code.RESOURCE_EXHAUSTED:
+        return ResourceExhausted(message, retry_delay)
+    if known in _CLASSES:
+        return _CLASSES[known](message)
+    return Error(message, known)
+
+
+def check_range(field: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InvalidArgument(f"{field} is {value}, the limits are {least} and {most}")
+
+
+def check_bytes(field: str, size: int, least: int, most: int) -> None:
+    if not least <= size <= most:
+        raise InvalidArgument(f"{field} has {size} bytes, the limits are {least} and {most}")
