@@ -5,6 +5,7 @@ from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 BLOCK_STATUS_MISS: BlockStatus
+BLOCK_STATUS_NOT_SHARED: BlockStatus
 BLOCK_STATUS_OK: BlockStatus
 BLOCK_STATUS_UNSPECIFIED: BlockStatus
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -66,6 +67,28 @@ class FetchResponse(_message.Message):
     PIECES_FIELD_NUMBER: _ClassVar[int]
     pieces: _containers.RepeatedCompositeFieldContainer[Piece]
     def __init__(self, pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ...) -> None: ...
+
+class FetchSharedRequest(_message.Message):
+    __slots__ = ["allow_gaps", "first_block", "last_block", "lease_id", "part", "session_id"]
+    ALLOW_GAPS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    LAST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    allow_gaps: bool
+    first_block: int
+    last_block: int
+    lease_id: int
+    part: Part
+    session_id: bytes
+    def __init__(self, session_id: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., first_block: _Optional[int] = ..., last_block: _Optional[int] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., allow_gaps: bool = ...) -> None: ...
+
+class FetchSharedResponse(_message.Message):
+    __slots__ = ["blocks"]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[SharedBlock]
+    def __init__(self, blocks: _Optional[_Iterable[_Union[SharedBlock, _Mapping]]] = ...) -> None: ...
 
 class GroupedAttention(_message.Message):
     __slots__ = ["head_dim", "kv_heads", "value_head_dim"]
@@ -216,20 +239,22 @@ class RegisterModelRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
-    __slots__ = ["block_bytes", "layer_groups", "model_id", "part_bytes", "tensor_parallel", "tiers"]
+    __slots__ = ["block_bytes", "layer_groups", "model_id", "part_bytes", "shared_memory_socket", "tensor_parallel", "tiers"]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAYER_GROUPS_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     PART_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_SOCKET_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     block_bytes: int
     layer_groups: int
     model_id: bytes
     part_bytes: _containers.RepeatedScalarFieldContainer[int]
+    shared_memory_socket: str
     tensor_parallel: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierCapacity]
-    def __init__(self, model_id: _Optional[bytes] = ..., part_bytes: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., layer_groups: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierCapacity, _Mapping]]] = ...) -> None: ...
+    def __init__(self, model_id: _Optional[bytes] = ..., part_bytes: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., layer_groups: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierCapacity, _Mapping]]] = ..., shared_memory_socket: _Optional[str] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ["lease_id", "verified_blocks"]
@@ -254,6 +279,70 @@ class RenewRequest(_message.Message):
 class RenewResponse(_message.Message):
     __slots__ = []
     def __init__(self) -> None: ...
+
+class SharedBlock(_message.Message):
+    __slots__ = ["block", "bytes", "checksum", "offset", "region", "status"]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    block: int
+    bytes: int
+    checksum: int
+    offset: int
+    region: int
+    status: BlockStatus
+    def __init__(self, block: _Optional[int] = ..., status: _Optional[_Union[BlockStatus, str]] = ..., checksum: _Optional[int] = ..., region: _Optional[int] = ..., offset: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class SharedMemoryMessage(_message.Message):
+    __slots__ = ["region", "retired", "welcome"]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    region: SharedRegion
+    retired: SharedRetired
+    welcome: SharedWelcome
+    def __init__(self, welcome: _Optional[_Union[SharedWelcome, _Mapping]] = ..., region: _Optional[_Union[SharedRegion, _Mapping]] = ..., retired: _Optional[_Union[SharedRetired, _Mapping]] = ...) -> None: ...
+
+class SharedMemoryRequest(_message.Message):
+    __slots__ = ["open_region", "released"]
+    OPEN_REGION_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    open_region: int
+    released: SharedRetired
+    def __init__(self, open_region: _Optional[int] = ..., released: _Optional[_Union[SharedRetired, _Mapping]] = ...) -> None: ...
+
+class SharedPayload(_message.Message):
+    __slots__ = ["checksum", "offset"]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    checksum: int
+    offset: int
+    def __init__(self, offset: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class SharedRegion(_message.Message):
+    __slots__ = ["bytes", "region"]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    region: int
+    def __init__(self, region: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class SharedRetired(_message.Message):
+    __slots__ = ["regions"]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    regions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, regions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SharedWelcome(_message.Message):
+    __slots__ = ["session_id", "store_region_bytes"]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    store_region_bytes: int
+    def __init__(self, session_id: _Optional[bytes] = ..., store_region_bytes: _Optional[int] = ...) -> None: ...
 
 class StateLayers(_message.Message):
     __slots__ = ["state_bytes"]
@@ -290,6 +379,18 @@ class StoreResponse(_message.Message):
     checksum_mismatches: int
     outcomes: _containers.RepeatedCompositeFieldContainer[BlockOutcome]
     def __init__(self, outcomes: _Optional[_Iterable[_Union[BlockOutcome, _Mapping]]] = ..., checksum_mismatches: _Optional[int] = ...) -> None: ...
+
+class StoreSharedRequest(_message.Message):
+    __slots__ = ["header", "payloads", "session_id", "unverified"]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
+    header: StoreHeader
+    payloads: _containers.RepeatedCompositeFieldContainer[SharedPayload]
+    session_id: bytes
+    unverified: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., header: _Optional[_Union[StoreHeader, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[SharedPayload, _Mapping]]] = ..., unverified: bool = ...) -> None: ...
 
 class TierCapacity(_message.Message):
     __slots__ = ["blocks", "tier", "tokens"]
