@@ -24,9 +24,10 @@ std::vector<BlockKey> Keys(uint32_t prompt, uint32_t blocks) {
   return keys;
 }
 
+// As the manager's walk, which pauses only where the sampler wants a key.
 void Follow(const std::vector<BlockKey>& keys, HitCurve* curve) {
   PathSampler sampler = curve->Sampler();
-  for (uint32_t depth = 0; depth < keys.size(); ++depth) sampler.Take(depth, keys[depth]);
+  while (sampler.next() < keys.size()) sampler.TakeNext(keys[sampler.next()]);
   curve->AddLookup({0, kBlockBytes, sampler.sampled()}, keys.size(), keys.size());
 }
 

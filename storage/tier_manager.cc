@@ -265,29 +265,30 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
     }
     const uint64_t stop = std::min(limit, prompt.cursor.position() + kWalkStep);
     while (prompt.cursor.position() < stop) {
-      const EntryId block = index_.FindChild(previous, key, prompt.cursor.NextIdentity(), space);
-      if (block == kNoEntry) return absl::OkStatus();
-      Entry& entry = index_.entry(block);
-      const uint64_t depth = prompt.cursor.position() - 1;
-      if (result != nullptr && !TakeWhole(&entry, depth, result) &&
-          !TakeGroupsLocked(block, depth, result)) {
-        return absl::OkStatus();
+      const uint64_t until = std::min(stop, walk->NextPause(prompt.cursor.position()));
+      while (prompt.cursor.position() < until) {
+        const EntryId block = index_.FindChild(previous, key, prompt.cursor.NextIdentity(), space);
+        if (block == kNoEntry) return absl::OkStatus();
+        Entry& entry = index_.entry(block);
+        const uint64_t depth = prompt.cursor.position() - 1;
+        if (result != nullptr && !TakeWhole(&entry, depth, result) &&
+            !TakeGroupsLocked(block, depth, result)) {
+          return absl::OkStatus();
+        }
+        if (pin) {
+          AddPinLocked(block);
+          walk->path.push_back(block);
+        }
+        if (gpu_ != nullptr || !IsBeside(entry, previous, protects)) {
+          is_use ? index_.Use(block, previous) : index_.Renew(block, previous);
+        }
+        // A line that is not written stays in every core's cache.
+        if (!entry.ssd_hit) entry.ssd_hit = true;
+        previous = block;
+        key = entry.key;
       }
-      if (pin) {
-        AddPinLocked(block);
-        walk->path.push_back(block);
-      }
-      if (gpu_ != nullptr || !IsBeside(entry, previous, protects)) {
-        is_use ? index_.Use(block, previous) : index_.Renew(block, previous);
-      }
-      // A line that is not written stays in every core's cache.
-      if (!entry.ssd_hit) entry.ssd_hit = true;
-      previous = block;
-      key = entry.key;
       // What a group has beyond the last complete block was not found.
-      if (result != nullptr && result->blocks > depth) {
-        walk->sampler->Take(static_cast<uint32_t>(depth), key);
-      }
+      if (result != nullptr && result->blocks == until) walk->Sample(until - 1, key);
     }
   } while (prompt.cursor.position() < limit);
   return absl::OkStatus();

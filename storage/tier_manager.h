@@ -291,6 +291,16 @@ class TierManager {
     Model* model = nullptr;
     std::vector<EntryId> path;  // pinned
     std::optional<PathSampler> sampler;
+
+    // How far a walk at `depth` goes before the sampler looks at a key: no other block costs it
+    // anything.
+    uint64_t NextPause(uint64_t depth) const {
+      const bool waits = sampler.has_value() && sampler->next() >= depth;
+      return waits ? uint64_t{sampler->next()} + 1 : UINT64_MAX;
+    }
+    void Sample(uint64_t depth, const BlockKey& key) {
+      if (sampler.has_value()) sampler->Take(static_cast<uint32_t>(depth), key);
+    }
   };
   // What leaves its tier once the lock is released.
   struct Erasures {
