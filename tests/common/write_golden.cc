@@ -1,5 +1,5 @@
 // Writes testdata/keys.golden to stdout. Run once per key format; the file, not this program, is
-// the reference. tests/python/keys_check.py checks it by other code.
+// the reference. tests/python/keys_golden_test.py checks it by other code.
 #include <algorithm>
 #include <cstdio>
 #include <random>

@@ -15,7 +15,7 @@ from typing import Any, Callable, Sequence, TypeVar
 import grpc
 import grpc.aio
 
-from kvtier.client import GRACE_SECONDS, _stuck, error_of_status
+from kvtier.client import GRACE_SECONDS, close_channel, error_of_call, error_of_status, stuck
 from kvtier.errors import Error, InvalidArgument, NotFound
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
@@ -83,11 +83,15 @@ class AsyncPrefixMatch(Found):
 
 class AsyncClient:
     """As kvtier.Client, for the event loop in which it is first used; not thread-safe. A coroutine that is cancelled
-    ends its call. Payload is copied and hashed on the event loop's thread, a message of 1 MiB at a time."""
+    ends its call. Fetched payload is hashed and copied on the event loop's thread, a message of 1 MiB at a time.
+
+    Store uses a connection and threads of blocking gRPC: when a daemon ends a stream while it is still written to,
+    grpc.aio reports an internal error instead of what the daemon said."""
 
     def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
         self._protocol = Protocol(address, options)
         self._channel: grpc.aio.Channel | None = None
+        self._store_channel: grpc.Channel | None = None
         self._methods: dict[str, Callable[..., Any]] = {}
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop of the channel
         self._closed = False
@@ -143,6 +147,8 @@ class AsyncClient:
                 break  # the daemon ends them when their time is up
         self._closed = True
         await self._channel.close()
+        await asyncio.get_running_loop().run_in_executor(None, close_channel, self._store_channel,
+                                                         self._protocol.address)
 
     # --------------------------------------------------------------------------------------------- I/O
 
@@ -162,12 +168,18 @@ class AsyncClient:
             operation.close()
 
     async def _perform(self, attempt: Attempt) -> Outcome:
-        call = self._method(attempt.rpc)(attempt.messages or attempt.request, timeout=attempt.limit)
+        method = self._method(attempt.rpc)
         outcome = Outcome()
+        if attempt.messages is None:
+            call = method(attempt.request, timeout=attempt.limit)
+            end = _read(call, attempt, outcome)
+        else:
+            call = method.future(attempt.messages, timeout=attempt.limit)  # type: ignore[attr-defined]
+            end = _stored(call, attempt, outcome)
         try:
-            await asyncio.wait_for(_finish(call, attempt, outcome), attempt.limit + GRACE_SECONDS)
+            await asyncio.wait_for(end, attempt.limit + GRACE_SECONDS)
         except asyncio.TimeoutError:
-            outcome.error = _stuck(attempt)
+            outcome.error = stuck(attempt)
         except grpc.aio.AioRpcError as error:
             outcome.error = error_of_status(attempt.rpc, error.code(), error.details(), error.initial_metadata(),
                                             error.trailing_metadata())
@@ -191,15 +203,18 @@ class AsyncClient:
         return self._methods[rpc]
 
     def _open(self) -> None:
-        channel = grpc.aio.insecure_channel(self._protocol.address, options=self._protocol.options.channel_options())
+        address, options = self._protocol.address, self._protocol.options.channel_options()
+        channel = grpc.aio.insecure_channel(address, options=options)
         for rpc in ("RegisterModel", "Lookup", "Release", "Renew"):
             self._methods[rpc] = channel.unary_unary(path_of(rpc))
         self._methods["Fetch"] = channel.unary_stream(path_of("Fetch"))
-        self._methods["Store"] = channel.stream_unary(path_of("Store"))
         self._channel = channel
+        self._store_channel = grpc.insecure_channel(address, options=options)
+        self._methods["Store"] = self._store_channel.stream_unary(path_of("Store"))
 
 
-async def _finish(call: Any, attempt: Attempt, outcome: Outcome) -> None:
+async def _read(call: Any, attempt: Attempt, outcome: Outcome) -> None:
+    """To the end of a call of grpc.aio."""
     if attempt.on_message is None:
         outcome.reply = await call
         outcome.received = True
@@ -207,6 +222,18 @@ async def _finish(call: Any, attempt: Attempt, outcome: Outcome) -> None:
     async for message in call:
         outcome.received = True
         attempt.on_message(message)
+
+
+async def _stored(call: Any, attempt: Attempt, outcome: Outcome) -> None:
+    """To the end of a call of blocking gRPC."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    call.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(ended.set))
+    await ended.wait()
+    if call.code() is grpc.StatusCode.OK:
+        outcome.reply, outcome.received = call.result(), True
+    else:
+        outcome.error = error_of_call(call, attempt)
 
 
 async def _pause(seconds: float) -> None:

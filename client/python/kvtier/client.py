@@ -216,13 +216,7 @@ class Client:
             if not self._run(self._protocol.release(lease_id, self._protocol.leases.close(lease_id))):
                 break  # the daemon ends them when their time is up
         self._watch.close()
-        # gRPC waits for calls to end, which they do not while a write is stuck.
-        closer = threading.Thread(target=channel.close, name="kvtier-close", daemon=True)
-        closer.start()
-        closer.join(_CLOSE_SECONDS)
-        if closer.is_alive():
-            _log.warning("%s: the connection did not close within %.0f s, left to itself", self._protocol.address,
-                         _CLOSE_SECONDS)
+        close_channel(channel, self._protocol.address)
 
     # --------------------------------------------------------------------------------------------- I/O
 
@@ -256,7 +250,7 @@ class Client:
         try:
             return Outcome(call.result(timeout=attempt.limit + GRACE_SECONDS), received=True)
         except grpc.FutureTimeoutError:
-            return Outcome(error=_stuck(attempt))
+            return Outcome(error=stuck(attempt))
         except (grpc.RpcError, grpc.FutureCancelledError):
             return Outcome(error=error_of_call(call, attempt))
         finally:
@@ -272,7 +266,7 @@ class Client:
                 attempt.on_message(message)
             return Outcome(received=received)
         except grpc.RpcError:
-            error = _stuck(attempt) if self._watch.gave_up(watched) else error_of_call(call, attempt)
+            error = stuck(attempt) if self._watch.gave_up(watched) else error_of_call(call, attempt)
             return Outcome(error=error, received=received)
         except Error as error:
             return Outcome(error=error, received=received)
@@ -364,7 +358,16 @@ def _target(what: Prompt | Lease | int) -> tuple[Prompt | None, int, bytes | Non
     return None, what, None
 
 
-def _stuck(attempt: Attempt) -> Error:
+def close_channel(channel: grpc.Channel, address: str) -> None:
+    # gRPC waits for calls to end, which they do not while a write is stuck.
+    closer = threading.Thread(target=channel.close, name="kvtier-close", daemon=True)
+    closer.start()
+    closer.join(_CLOSE_SECONDS)
+    if closer.is_alive():
+        _log.warning("%s: the connection did not close within %.0f s, left to itself", address, _CLOSE_SECONDS)
+
+
+def stuck(attempt: Attempt) -> Error:
     return DeadlineExceeded(f"{attempt.rpc}: no end of the call {GRACE_SECONDS} s after its deadline of "
                             f"{attempt.limit:.3f} s: the daemon stands still")
 

@@ -116,6 +116,7 @@ class ModelSpec:
     explicit_groups: int = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layout_fingerprint", bytes(self.layout_fingerprint))
         object.__setattr__(self, "layer_groups", tuple(self.layer_groups))
         object.__setattr__(self, "explicit_part_bytes", tuple(self.explicit_part_bytes))
 

@@ -30,6 +30,7 @@ class Namespace:
     adapter: str = ""  # LoRA or other adapter and its revision; up to 256 bytes of UTF-8
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "salt", bytes(self.salt))
         check_bytes("namespace.tenant", len(_utf8("namespace.tenant", self.tenant)), 0, 128)
         check_bytes("namespace.salt", len(self.salt), 0, 128)
         check_bytes("namespace.adapter", len(_utf8("namespace.adapter", self.adapter)), 0, 256)
@@ -46,6 +47,9 @@ class MediaSpan:
     first_token: int
     token_count: int  # at least 1; the span must end within the prompt
     digest: bytes  # 16 to 64 bytes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", bytes(self.digest))
 
 
 @dataclass(frozen=True, slots=True)
