@@ -395,29 +395,36 @@ class _Once:
 
 
 class _HeldHashes:
-    """Hashes that kvtier holds or is being sent, as far as this engine knows. Bounded; least recently
-    noted leave first. Wrong at worst by an eviction in kvtier, until a lookup tells."""
+    """Hashes that kvtier holds or is being sent, as far as this engine knows, each in its namespace.
+    Bounded; least recently noted leave first. Wrong at worst by an eviction in kvtier, until a lookup
+    tells."""
 
     def __init__(self, limit: int = 1 << 17) -> None:
         self._limit = limit
         self._hashes: collections.OrderedDict[bytes, None] = collections.OrderedDict()
 
-    def __contains__(self, block_hash: bytes) -> bool:
-        return block_hash in self._hashes
+    def count_leading(self, namespace: Namespace, hashes: Iterable[bytes]) -> int:
+        held = (name in self._hashes for name in self._names(namespace, hashes))
+        return sum(1 for _ in itertools.takewhile(bool, held))
 
-    def add(self, hashes: Iterable[bytes]) -> None:
-        for block_hash in hashes:
-            self._hashes[block_hash] = None
-            self._hashes.move_to_end(block_hash)
+    def add(self, namespace: Namespace, hashes: Iterable[bytes]) -> None:
+        for name in self._names(namespace, hashes):
+            self._hashes[name] = None
+            self._hashes.move_to_end(name)
         while len(self._hashes) > self._limit:
             self._hashes.popitem(last=False)
 
-    def remove(self, hashes: Iterable[bytes]) -> None:
-        for block_hash in hashes:
-            self._hashes.pop(block_hash, None)
+    def remove(self, namespace: Namespace, hashes: Iterable[bytes]) -> None:
+        for name in self._names(namespace, hashes):
+            self._hashes.pop(name, None)
 
     def clear(self) -> None:
         self._hashes.clear()
+
+    @staticmethod
+    def _names(namespace: Namespace, hashes: Iterable[bytes]) -> Iterable[bytes]:
+        tag = hash(namespace).to_bytes(8, "little", signed=True)
+        return (tag + block_hash for block_hash in hashes)
 
 
 # The scheduler's half --------------------------------------------------------------------------------
@@ -607,7 +614,7 @@ class SchedulerHalf:
         if not self._settled(answer):
             return None
         state.local_blocks = local
-        self._learn(state, answer, hashes)
+        self._learn(state, answer, self._named(request.namespace), hashes)
         matched = min(answer.blocks, limit) - local
         if matched > 0:
             return matched
@@ -667,15 +674,16 @@ class SchedulerHalf:
                 self._counters.lookup_misses_forced += 1
             return answer.done
 
-    def _learn(self, state: _Request, answer: _Answer, hashes: list[bytes]) -> None:
+    def _learn(self, state: _Request, answer: _Answer, namespace: Namespace, hashes: list[bytes]) -> None:
         """What a lookup says about what kvtier has."""
         if answer.asked_blocks == 0:
             return
         self._counters.blocks_asked += answer.asked_blocks
         self._counters.blocks_matched += answer.blocks
         state.saved = answer.blocks
-        self._held.remove(hashes[answer.blocks:answer.asked_blocks])
-        self._held.add(hash_ for save in self._saves.values() for hash_ in save.job.hashes)
+        self._held.remove(namespace, hashes[answer.blocks:answer.asked_blocks])
+        for save in self._saves.values():
+            self._held.add(save.job.namespace, save.job.hashes)
         answer.asked_blocks = 0
 
     def _allocated(self, request_id: str, block_ids: Sequence[int], external_blocks: int) -> None:
@@ -717,20 +725,19 @@ class SchedulerHalf:
             return
         hashes = self._block_hashes(step.request)
         ready = min(step.computed_tokens // self._block_tokens, len(step.block_ids), len(hashes))
-        while state.saved < ready and hashes[state.saved] in self._held:
-            state.saved += 1
+        namespace = self._named(step.request.namespace)
+        state.saved += self._held.count_leading(namespace, hashes[state.saved:ready])
         first = state.saved
         last = min(ready, first + self._options.pinned_blocks - self._counters.pinned_blocks)
         self._counters.saves_skipped += ready - max(first, last)
         if last <= first:
             return
-        job = SaveJob(next(self._job_ids), tuple(hashes[:last]), self._named(step.request.namespace),
-                      tuple(step.block_ids[first:last]))
+        job = SaveJob(next(self._job_ids), tuple(hashes[:last]), namespace, tuple(step.block_ids[first:last]))
         self._pinner.pin(job.block_ids)
         self._counters.pinned_blocks += len(job.block_ids)
         self._saves[job.job_id] = _Save(job)
         self._new_saves.append(job)
-        self._held.add(job.hashes[first:])
+        self._held.add(namespace, job.hashes[first:])
         state.saved = last
 
     def _finished(self, request_id: str, step: RequestStep | None) -> None:
@@ -783,7 +790,7 @@ class SchedulerHalf:
         self._counters.blocks_refused += len(job.block_ids) - outcome.held
         self._counters.bytes_saved += outcome.bytes
         self._counters.save_seconds += outcome.seconds
-        self._held.remove(job.hashes[job.first_block + outcome.held:])
+        self._held.remove(job.namespace, job.hashes[job.first_block + outcome.held:])
 
     # Helpers
 
