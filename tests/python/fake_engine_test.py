@@ -5,7 +5,7 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from fake_engine import FakeEngine, FakeRequest, Loaded, NoConnector, Slots, tokens_of  # noqa: E402
+from fake_engine import FakeEngine, FakeRequest, Loaded, NoConnector, Slots, WrongKv, tokens_of  # noqa: E402
 from fake_kv import Owner, Shape, SlotPool, namespace_root, owner, part  # noqa: E402
 
 BLOCK = 16
@@ -153,7 +153,7 @@ class FakeEngineTest(unittest.TestCase):
         request = FakeRequest("r", tokens_of(1, 40), max_new=2)
         _, store = run([FakeRequest("first", tokens_of(1, 40))])
         engine, _ = run([request], "loads nothing", store=store)
-        with self.assertRaises(AssertionError):
+        with self.assertRaises(WrongKv):
             engine.must_be_clean()
         self.assertEqual(engine.wrong[0].owner, Owner("poison"))
         self.assertNotEqual(request.output, expected)

@@ -34,6 +34,18 @@ IDLE_SECONDS = 0.01  # how long at most an idle step waits for the connector to 
 VOCABULARY = 50_000
 
 
+class WrongKv(AssertionError):
+    """KV was used that is not that of the prefix."""
+
+
+class Pinned(AssertionError):
+    """Slots are in use that nobody has."""
+
+
+class Stuck(AssertionError):
+    """Requests do not end."""
+
+
 class Stage(enum.Enum):
     WAITING = "waiting"
     LOADING = "loading"
@@ -44,16 +56,20 @@ class Stage(enum.Enum):
 
 class FakeRequest:
     """A prompt and how it stands. `hashes` are the engine's own, one per full unit of `hash_unit` tokens;
-    they cover tokens alone, so that tenant, salt and adapter reach a store only by the namespace."""
+    they cover tokens alone, so that tenant, salt and adapter reach a store only by the namespace.
+    commit_tokens: the engine keeps no more of it; what lies beyond must not be stored. weights: the
+    model's, which no hash and no namespace tells of."""
 
     def __init__(self, request_id: str, tokens: Sequence[int], *, max_new: int = 1, tenant: str = "",
-                 salt: bytes = b"", adapter: str = "", hash_unit: int = 16) -> None:
+                 salt: bytes = b"", adapter: str = "", hash_unit: int = 16,
+                 commit_tokens: int = 1 << 30, weights: str = "") -> None:
         self.id = request_id
         self.tokens = list(tokens)
         self.prompt_tokens = len(self.tokens)
         self.max_new = max_new
         self.tenant, self.salt, self.adapter = tenant, salt, adapter
         self.hash_unit = hash_unit
+        self.commit_tokens = commit_tokens
         self.stage = Stage.WAITING
         self.slots: list[int] = []
         self.computed = 0        # tokens whose KV is in the slots
@@ -62,7 +78,8 @@ class FakeRequest:
         self.loads = 0            # that were asked for
         self.preemptions = 0
         self.aborted = False
-        self._root = namespace_root(tenant, salt, adapter)
+        self.weights = weights
+        self._root = namespace_root(tenant, salt, adapter) + weights.encode()
         self.prefixes: list[bytes] = []
         self._chain: list[bytes] = []
         self._extend(self.tokens)
@@ -163,10 +180,12 @@ class NoConnector:
 
 class FakeEngine:
     """Single-threaded but for its ranks. `on_compute(rank)` is called in each step before anything is
-    computed, after the ranks have begun it."""
+    computed, after the ranks have begun it. keeps_loading: the slots of a request that is aborted while it
+    loads stay its own until the load has ended; without, the engine is at fault."""
 
     def __init__(self, slots: Slots, connector: Connector, *, local_cache: bool = True,
-                 step_tokens: int = STEP_TOKENS, on_compute: Callable[[int], None] | None = None) -> None:
+                 step_tokens: int = STEP_TOKENS, on_compute: Callable[[int], None] | None = None,
+                 watchdog: float = WATCHDOG_SECONDS, keeps_loading: bool = True) -> None:
         self.shape = slots.shape
         self.pool = slots.pool
         self.memory = slots.memory
@@ -182,7 +201,8 @@ class FakeEngine:
         self.wrong: list[Wrong] = []
         self._leaving: dict[str, FakeRequest] = {}  # aborted while loading: their slots wait for the load
         self._on_compute = on_compute
-        self._barrier = threading.Barrier(self.shape.ranks, timeout=WATCHDOG_SECONDS)
+        self._keeps_loading = keeps_loading
+        self._barrier = threading.Barrier(self.shape.ranks, timeout=watchdog)
         self._threads = concurrent.futures.ThreadPoolExecutor(self.shape.ranks,
                                                               thread_name_prefix="rank")
 
@@ -230,21 +250,21 @@ class FakeEngine:
         return bool(self.waiting or self.running or self._leaving)
 
     def run(self, max_steps: int = 20_000) -> int:
-        """Steps until all requests have ended. Raises: AssertionError after `max_steps`."""
+        """Steps until all requests have ended. Raises: Stuck after `max_steps`."""
         begin = self.steps
         while self.busy:
             if self.steps - begin >= max_steps:
-                raise AssertionError(f"no end after {max_steps} steps: waiting {self._names(self.waiting)},"
-                                     f" running {self._names(self.running)}, leaving {list(self._leaving)}")
+                raise Stuck(f"no end after {max_steps} steps: waiting {self._names(self.waiting)},"
+                            f" running {self._names(self.running)}, leaving {list(self._leaving)}")
             self.step()
         return self.steps - begin
 
     def must_be_clean(self) -> None:
         """Right KV all along; and, once no request is left, no slot that somebody still pins."""
         if self.wrong:
-            raise AssertionError(f"wrong KV was used {len(self.wrong)} times, first {self.wrong[0]}")
+            raise WrongKv(f"wrong KV was used {len(self.wrong)} times, first {self.wrong[0]}")
         if not self.busy and self.pool.pins:
-            raise AssertionError(f"{self.pool.pins} pins are left")
+            raise Pinned(f"{self.pool.pins} pins are left")
 
     # -- a step -------------------------------------------------------------------------------------
 
@@ -295,7 +315,7 @@ class FakeEngine:
                 return
             if request.stage is Stage.WAITING and not self._place(request, budget):
                 continue
-            if request.stage is Stage.LOADING:
+            if request.stage is not Stage.LOADED:
                 continue
             chunk = min(budget, len(request.tokens) - request.computed)
             if not self._grow(request, request.computed + chunk):
@@ -340,6 +360,8 @@ class FakeEngine:
         leaving = self._leaving.pop(load.request_id, None)
         if leaving is not None:
             self.pool.release(leaving.slots)
+            return
+        if load.request_id in self.finished and not self._keeps_loading:
             return
         request = next(one for one in self.waiting if one.id == load.request_id)
         if request.stage is not Stage.LOADING:
@@ -388,7 +410,7 @@ class FakeEngine:
 
     def _end(self, request: FakeRequest) -> None:
         self.connector.finished(request)
-        if request.stage is Stage.LOADING:
+        if request.stage is Stage.LOADING and self._keeps_loading:
             self._leaving[request.id] = request
         else:
             self.pool.release(request.slots)
@@ -439,15 +461,17 @@ class FakeEngine:
 
 
 class Slots:
-    """The memory of all ranks and the pool over it: exists before the connector does."""
+    """The memory of all ranks and the pool over it: exists before the connector does. poison: off, a slot
+    that is taken still has the KV of whoever had it before, as a real engine's."""
 
-    def __init__(self, shape: Shape, slots: int = SLOTS) -> None:
+    def __init__(self, shape: Shape, slots: int = SLOTS, *, poison: bool = True) -> None:
         self.shape = shape
+        self._poisons = poison
         self.memory = [RankMemory(shape, slots, rank) for rank in range(shape.ranks)]
         self.pool = SlotPool(slots, self._poison)
 
     def _poison(self, slot: int) -> None:
-        for memory in self.memory:
+        for memory in self.memory if self._poisons else ():
             memory.poison(slot)
 
 

@@ -21,12 +21,14 @@ _ROW_UNIT = 32  # bytes: digest, layer, rank, padding
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a fake model on a fake engine. row_bytes: a multiple of 32."""
+    """Sizes of a fake model on a fake engine. row_bytes: a multiple of 32. replicated: all ranks have the
+    same KV, that of rank 0, as of a latent that is not split."""
 
     block_tokens: int = 16
     layers: int = 2
     row_bytes: int = 64
     ranks: int = 1
+    replicated: bool = False
 
     @property
     def page_bytes(self) -> int:
@@ -105,7 +107,7 @@ class RankMemory:
 
     def __init__(self, shape: Shape, slots: int, rank: int) -> None:
         self.shape = shape
-        self.rank = rank
+        self.rank = 0 if shape.replicated else rank
         self.slots = slots
         self.layers = [memoryview(bytearray([POISON]) * (slots * shape.page_bytes))
                        for _ in range(shape.layers)]
