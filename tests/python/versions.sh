@@ -18,15 +18,15 @@ if [[ -z $folder ]]; then
 fi
 mkdir -p "$folder"
 
-# protobuf, grpcio
+# protobuf, grpcio (the newest where none is named)
 versions=(
   "4.21.12 1.51.3"
   "4.25.* 1.60.*"
   "5.*    1.66.*"
   "6.*    1.74.*"
-  "7.*    *"
+  "7.*    "
 )
-tests=(keys_golden_test client_test identity_test)
+tests=(keys_golden_test wire_test client_test faults_test identity_test)
 
 make_venv() {
   if [[ -n ${UV:-} ]]; then "$UV" venv -q --clear "$1"; else python3 -m venv --clear "$1"; fi
@@ -54,7 +54,7 @@ for pair in "${versions[@]}"; do
   read -r protobuf grpcio <<<"$pair"
   venv=$folder/protobuf_${protobuf%%.*}_${protobuf//[.*]/_}
   make_venv "$venv"
-  install "$venv" "protobuf==$protobuf" "grpcio==$grpcio" numpy "$wheel"
+  install "$venv" "protobuf==$protobuf" "grpcio${grpcio:+==$grpcio}" numpy "$wheel"
   found=$("$venv/bin/python" -c 'import google.protobuf, grpc, xxhash
 from google.protobuf.internal import api_implementation
 print(f"protobuf {google.protobuf.__version__} ({api_implementation.Type()}), grpcio {grpc.__version__}, xxhash {xxhash.VERSION}")')

@@ -248,6 +248,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 def _skip(data: bytes, at: int, tag: int) -> int:
     """Past a field that this package does not know."""
     kind = tag & 7
+    if tag >> 3 == 0:
+        raise IndexError
     if kind == _VARINT:
         return _varint(data, at)[1]
     if kind == _BYTES:
