@@ -119,7 +119,8 @@ class Pages(Protocol):
     chunk_blocks: int
 
     def mark(self) -> Any:
-        """Called by start_saves, on the engine's thread: what was computed up to here is to be saved."""
+        """Called by start_loads and start_saves, on the engine's thread: what the engine does with its
+        pages up to here comes before the load or save."""
 
     def gather(self, block_ids: Sequence[int], mark: Any) -> Sequence[Segments]:
         """Readable memory with these blocks as of `mark`; valid until the next call on this thread."""
@@ -127,7 +128,7 @@ class Pages(Protocol):
     def targets(self, block_ids: Sequence[int]) -> Sequence[Segments]:
         """Writable memory for these blocks; valid until the next call on this thread."""
 
-    def written(self, block_ids: Sequence[int]) -> None:
+    def written(self, block_ids: Sequence[int], mark: Any) -> None:
         """These blocks' targets hold what belongs there; when it returns, so do the pages."""
 
 
@@ -155,7 +156,7 @@ class HostPages:
     def targets(self, block_ids: Sequence[int]) -> Sequence[Segments]:
         return [self.block(b) for b in block_ids]
 
-    def written(self, block_ids: Sequence[int]) -> None:
+    def written(self, block_ids: Sequence[int], mark: Any = None) -> None:
         pass
 
     def block(self, block_id: int) -> Segments:
@@ -296,7 +297,8 @@ class WorkerOptions:
 
     load_budget, load_floor: a load may take load_budget + bytes / load_floor seconds.
     save_budget: the same for a save, from the step that asked for it.
-    inline: run loads within start_loads instead of on threads.
+    inline: run loads within start_loads, and saves within start_saves, instead of on threads; the engine
+    waits for them. For an engine whose own loop would keep the interpreter from these threads.
     """
 
     load_budget: float = 1.0
@@ -433,13 +435,14 @@ class _HeldHashes:
 class _Answer:
     """A lookup under way or answered. The lookup's thread fills it in once, under the half's lock."""
 
-    __slots__ = ("deadline", "asked_at", "done", "blocks", "asked_blocks", "lease_id", "runs")
+    __slots__ = ("deadline", "asked_at", "done", "failed", "blocks", "asked_blocks", "lease_id", "runs")
 
     def __init__(self, now: float, budget: float, asked_blocks: int) -> None:
         self.asked_at = now
         self.deadline = now + budget
         self.asked_blocks = asked_blocks
         self.done = False
+        self.failed = False
         self.blocks = 0
         self.lease_id = NO_LEASE
         self.runs: Sequence[Any] = ()
@@ -642,11 +645,12 @@ class SchedulerHalf:
         left = answer.deadline - time.monotonic()
         if answer.done or left <= 0:
             return
-        blocks, lease_id, runs = 0, NO_LEASE, ()
+        blocks, lease_id, runs, failed = 0, NO_LEASE, (), True
         try:
             prompt = Prompt(self._model.registered().id, engine_hashes=hashes, namespace=namespace)
             found = self._client.lookup(prompt, lease=self._options.lease_seconds, timeout=left)
-            if found.failure is not None:
+            failed = found.failure is not None
+            if failed:
                 self._once.warn("lookup", "lookup failed, taken for a miss: %s", found.failure)
             if found.lease:
                 blocks, lease_id, runs = found.blocks, found.lease.detach(), found.runs
@@ -656,7 +660,7 @@ class SchedulerHalf:
         with self._answered:
             late, answer.done = answer.done, True
             if not late:
-                answer.blocks, answer.lease_id, answer.runs = blocks, lease_id, runs
+                answer.failed, answer.blocks, answer.lease_id, answer.runs = failed, blocks, lease_id, runs
                 self._answered.notify_all()
         if late:
             self._release_now(lease_id, 0)
@@ -670,13 +674,16 @@ class SchedulerHalf:
                                         max(0.0, min(self._wait_left, answer.deadline - began)))
                 self._wait_left -= time.monotonic() - began
             if not answer.done and time.monotonic() >= answer.deadline:
-                answer.done = True
-                self._counters.lookup_misses_forced += 1
+                answer.done = answer.failed = True
             return answer.done
 
     def _learn(self, state: _Request, answer: _Answer, namespace: Namespace, hashes: list[bytes]) -> None:
-        """What a lookup says about what kvtier has."""
+        """What a lookup says about what kvtier has; once per answer."""
         if answer.asked_blocks == 0:
+            return
+        if answer.failed:
+            self._counters.lookup_misses_forced += 1
+            answer.asked_blocks = 0
             return
         self._counters.blocks_asked += answer.asked_blocks
         self._counters.blocks_matched += answer.blocks
@@ -829,9 +836,12 @@ class SchedulerHalf:
         if lease_id == NO_LEASE:
             return
         try:
-            self._client.release(lease_id, verified_blocks=verified)
+            done = self._client.release(lease_id, verified_blocks=verified)
+            failure = done.failure
         except Error as error:
-            self._once.warn("release", "lease not released, it ends by itself: %s", error)
+            failure = error
+        if failure is not None:
+            self._once.warn("release", "lease not released, it ends by itself: %s", failure)
 
     def _unpin(self, job: SaveJob) -> None:
         self._pinner.unpin(job.block_ids)
@@ -875,7 +885,7 @@ class WorkerHalf:
         self._report = WorkerReport()
         self._loaders = _Threads(0 if options.inline else options.load_threads, "kvtier-load")
         # One saver: a block can only be stored once the block before it is.
-        self._saver = _Threads(1, "kvtier-save")
+        self._saver = _Threads(0 if options.inline else 1, "kvtier-save")
 
     def start(self, plan: StepPlan) -> None:
         """Both halves of a step, for an engine whose forward pass is done when this is called."""
@@ -887,31 +897,20 @@ class WorkerHalf:
         with self._changed:
             self._cancelled.update(self._loading.intersection(plan.cancelled))
             self._loading.update(job.job_id for job in plan.loads)
+        mark = self._mark() if plan.loads else None
         for job in plan.loads:
-            allowed = len(job.block_ids) * self._pages.part_bytes / self._options.load_floor
-            deadline = time.monotonic() + self._options.load_budget + allowed
-            if self._options.inline:
-                self._load(job, deadline)
-            else:
-                self._loaders.submit(lambda job=job, deadline=deadline: self._load(job, deadline))
+            deadline = self._deadline(self._options.load_budget, len(job.block_ids))
+            self._run(self._loaders, lambda job=job, deadline=deadline: self._load(job, mark, deadline))
 
     def start_saves(self, plan: StepPlan) -> None:
-        """Starts the plan's saves. Call it after this step's forward pass was submitted: what it
-        computes is saved."""
-        if not plan.saves:
-            return
-        try:
-            mark = self._pages.mark()
-        except Exception as error:
-            self._once.warn("mark", "nothing saved: %s", error, exc_info=True)
-            mark = error
-        now = time.monotonic()
+        """Starts the plan's saves; with WorkerOptions.inline they have ended when it returns. Call it
+        after this step's forward pass was submitted: what it computes is saved."""
+        mark = self._mark() if plan.saves else None
         with self._changed:
             self._saving.update(job.job_id for job in plan.saves)
         for job in plan.saves:
-            allowed = len(job.block_ids) * self._pages.part_bytes / self._options.load_floor
-            deadline = now + self._options.save_budget + allowed
-            self._saver.submit(lambda job=job, deadline=deadline: self._save(job, mark, deadline))
+            deadline = self._deadline(self._options.save_budget, len(job.block_ids))
+            self._run(self._saver, lambda job=job, deadline=deadline: self._save(job, mark, deadline))
 
     def poll(self, wait: float = 0.0) -> Progress:
         """What ended since the last call. wait: seconds to wait for a load, if one is under way and none
@@ -935,14 +934,30 @@ class WorkerHalf:
         self._loaders.close(timeout)
         self._saver.close(timeout)
 
+    def _mark(self) -> Any:
+        """The pages' mark, or why there is none: then the jobs fail by it, on their own thread."""
+        try:
+            return self._pages.mark()
+        except Exception as error:
+            return error
+
+    def _deadline(self, budget: float, blocks: int) -> float:
+        return time.monotonic() + budget + blocks * self._pages.part_bytes / self._options.load_floor
+
+    def _run(self, threads: _Threads, work: Callable[[], None]) -> None:
+        if self._options.inline:
+            work()
+        else:
+            threads.submit(work)
+
     # Loads
 
-    def _load(self, job: LoadJob, deadline: float) -> None:
+    def _load(self, job: LoadJob, mark: Any, deadline: float) -> None:
         """Never raises; when it returns nothing writes to the job's blocks any more."""
         began = time.monotonic()
         verified = 0
         try:
-            verified = self._fetch(job, deadline)
+            verified = self._fetch(job, mark, deadline)
         except Exception as error:
             self._once.warn(f"load {type(error)}", "load failed, its blocks are computed: %s", error,
                             exc_info=not isinstance(error, Error))
@@ -957,7 +972,10 @@ class WorkerHalf:
                                                          time.monotonic() - began)
             self._changed.notify_all()
 
-    def _fetch(self, job: LoadJob, deadline: float) -> int:
+    def _fetch(self, job: LoadJob, mark: Any, deadline: float) -> int:
+        """Leading blocks that are in place."""
+        if isinstance(mark, Exception):
+            raise mark
         verified = 0
         step = self._pages.chunk_blocks or max(1, len(job.block_ids))
         for at in range(0, len(job.block_ids), step):
@@ -967,7 +985,7 @@ class WorkerHalf:
             block_ids = job.block_ids[at:at + step]
             report = self._client.fetch_into(job.lease_id, self._pages.targets(block_ids),
                                              first_block=job.first_block + at, part=self._part, timeout=left)
-            self._pages.written(block_ids[:report.leading])
+            self._pages.written(block_ids[:report.leading], mark)
             verified += report.leading
             if report.failure is not None:
                 self._once.warn("fetch", "load ended early, the rest is computed: %s", report.failure)
@@ -997,7 +1015,7 @@ class WorkerHalf:
     def _store(self, job: SaveJob, mark: Any, deadline: float) -> tuple[int, int]:
         """(leading blocks that kvtier has, blocks sent)."""
         if isinstance(mark, Exception):
-            return 0, 0
+            raise mark
         held = sent = 0
         step = self._pages.chunk_blocks or max(1, len(job.block_ids))
         for at in range(0, len(job.block_ids), step):
@@ -1013,8 +1031,7 @@ class WorkerHalf:
                                              part=self._part, first_missing=first, timeout=left)
             if report.failure is not None:
                 self._once.warn("store", "blocks not saved: %s", report.failure)
-            leading = sum(1 for _ in itertools.takewhile(lambda outcome: outcome.held, report.outcomes))
-            held, sent = held + leading, sent + report.sent
-            if leading < len(block_ids):
+            held, sent = held + report.held, sent + report.sent
+            if report.held < len(block_ids):
                 break
         return held, sent
