@@ -47,7 +47,7 @@ from typing import Any, Iterator, NamedTuple
 import numpy
 import torch
 import transformers
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import kvtier
 from kvtier.engines.transformers_model import (KvShape, UnsupportedModel, has_adapters, identity, kv_shape)
@@ -452,18 +452,26 @@ class _Staging:
 
     def rebuild(self, columns: int) -> DynamicCache:
         """A cache of the first `columns`; padding is zeros, which the attention mask hides."""
-        cache = DynamicCache()
         if columns == 0:
-            return cache
+            return DynamicCache()
         shape = self._shape
-        sides = self._bytes.view(shape.dtype).view(shape.layers, 2, len(self._rows), self._width,
-                                                   shape.kv_heads, shape.head_dim)
+        sides = self._bytes.to(self._device).view(shape.dtype).view(
+            shape.layers, 2, len(self._rows), self._width, shape.kv_heads, shape.head_dim)
         for index, row in enumerate(self._rows):
             sides[:, :, index, :min(row.pad, columns)] = 0
-        sides = sides[:, :, :, :columns].to(self._device).transpose(3, 4)
-        for layer in range(shape.layers):
-            cache.update(sides[layer, 0], sides[layer, 1], layer)
-        return cache
+        sides = sides[:, :, :, :columns].transpose(3, 4)
+        return _cache_of([(keys, values) for keys, values in sides])
+
+
+def _cache_of(layers: list[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCache:
+    """A cache of these keys and values themselves: update() would copy them, and the next one does anyway."""
+    cache = DynamicCache()
+    for keys, values in layers:
+        layer = DynamicLayer()
+        layer.keys, layer.values = keys, values
+        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+        cache.layers.append(layer)
+    return cache
 
 
 def export_blocks(cache: DynamicCache, shape: KvShape, index: int, start: int, count: int,
