@@ -49,7 +49,18 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from kvtier import Client, Error, ModelSpec, Namespace, Part, Prompt, RegisteredModel
+from kvtier import (
+    Client,
+    Error,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ModelSpec,
+    Namespace,
+    Part,
+    Prompt,
+    RegisteredModel,
+)
 
 logger = logging.getLogger("kvtier.engines.paged")
 
@@ -349,6 +360,17 @@ class ModelHandle:
         self._spec = spec
         self._lock = threading.Lock()
         self._model: RegisteredModel | None = None
+
+    def connect(self) -> Error | None:
+        """Tries once, so that the first lookup need not. None, or why the daemon cannot be had now.
+        Errors: InvalidArgument, FailedPrecondition, Internal: it will never take this model."""
+        try:
+            self.registered()
+        except (InvalidArgument, FailedPrecondition, Internal):
+            raise
+        except Error as error:
+            return error
+        return None
 
     def registered(self) -> RegisteredModel:
         """Asks the daemon until it answered once. Errors: as Client.register_model."""

@@ -23,7 +23,7 @@ import logging
 import threading
 from typing import Any
 
-from kvtier import Client, ClientOptions, Error, Internal, InvalidArgument, ModelSpec, Namespace
+from kvtier import Client, ClientOptions, ModelSpec, Namespace
 from kvtier.engines import vllm_compat as compat
 from kvtier.engines.paged import (
     ModelHandle,
@@ -121,7 +121,10 @@ class KvtierConnector(compat.KVConnectorBase_V1):
         if role == compat.KVConnectorRole.SCHEDULER:
             for warning in warnings:
                 logger.warning("%s", warning)
-            _register(model, settings)
+            missing = model.connect()
+            if missing is not None:
+                logger.warning("no kvtierd at %s yet: vLLM runs without it and tries again (%s)",
+                               settings.address, missing)
             self._scheduler = _Scheduler(self._client, model, settings, vllm_config, kv_cache_config)
         else:
             self._worker = _Worker(self._client, model, settings, kv_cache_config, spec)
@@ -328,17 +331,6 @@ class _Worker:
     def close(self) -> None:
         if self.half is not None:
             self.half.close(self._options.save_budget)
-
-
-def _register(model: ModelHandle, settings: Settings) -> None:
-    """A daemon that is not there yet is no reason not to start; one that refuses the model is."""
-    try:
-        model.registered()
-    except (InvalidArgument, Internal):
-        raise
-    except Error as error:
-        logger.warning("no kvtierd at %s yet: vLLM runs without it and tries again (%s)", settings.address,
-                       error)
 
 
 def _show_logs() -> None:
