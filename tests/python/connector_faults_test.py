@@ -4,65 +4,23 @@ Every scenario is a method that takes what is planted; it holds for the connecto
 one without the protection in question, so it would be seen. Runs on a real kvtierd, no engine.
 """
 import contextlib
-import logging
-import io
 import pathlib
 import sys
-import threading
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from paged_connector import NOTHING, Planted, Rig, threads_of_kvtier  # noqa: E402
+from connector_case import BLOCK, ConnectorCase  # noqa: E402
 from daemon import grpc  # noqa: E402
-from fake_engine import FakeEngine, FakeRequest, NoConnector, Slots, WrongKv, tokens_of  # noqa: E402
+from fake_engine import FakeRequest, WrongKv, tokens_of  # noqa: E402
 from fake_kv import Shape  # noqa: E402
 from grpc_proxy import Fault  # noqa: E402
+from paged_connector import NOTHING, Planted, Rig  # noqa: E402
 from kvtier.engines import paged  # noqa: E402
 
-BLOCK = 16
 LARGE = Shape(row_bytes=16 << 10)  # parts of 512 KiB: two in a message
 
 
-def plain(request, shape=Shape()):
-    """The answer of an engine without a connector."""
-    slots = Slots(shape)
-    with FakeEngine(slots, NoConnector(shape.ranks)) as engine:
-        engine.add(request)
-        engine.run()
-    return request.output
-
-
-class ConnectorFaults(unittest.TestCase):
-    def setUp(self):
-        self.threads = threads_of_kvtier()
-        self.log = io.StringIO()
-        handler = logging.StreamHandler(self.log)
-        logging.getLogger("kvtier").addHandler(handler)
-        self.addCleanup(logging.getLogger("kvtier").removeHandler, handler)
-
-    def tearDown(self):
-        self.assertEqual(threads_of_kvtier(), self.threads)
-
-    def holds(self, scenario, planted, seen, *arguments, **options):
-        """For the connector, and is `seen` to fail with the fault."""
-        scenario(NOTHING, *arguments, **options)
-        with self.assertRaises(seen), contextlib.redirect_stderr(io.StringIO()):
-            scenario(planted, *arguments, **options)
-
-    def check(self, engine, rig, *requests, computed=None):
-        """The right KV was used, the right answers given, and nothing is left behind."""
-        engine.must_be_clean()
-        for request in requests:
-            again = FakeRequest(request.id, request.tokens[:request.prompt_tokens], max_new=request.max_new,
-                                tenant=request.tenant, salt=request.salt, adapter=request.adapter,
-                                weights=request.weights)
-            self.assertEqual(request.output, plain(again, rig.shape), request.id)
-            if computed is not None:
-                self.assertEqual(request.tokens_computed, computed, request.id)
-        rig.must_be_idle()
-
-
-class LoadsThatFail(ConnectorFaults):
+class LoadsThatFail(ConnectorCase):
     """A load that failed is taken for one that went well, and the slots' last KV is used."""
 
     FAULTS = (  # and the most blocks of 8 that can be good
@@ -119,7 +77,7 @@ class LoadsThatFail(ConnectorFaults):
             rig.must_hold_right(request, 8)
 
 
-class SavesOfUnfinishedKv(ConnectorFaults):
+class SavesOfUnfinishedKv(ConnectorCase):
     """A save that reads a block before its KV is computed, or after its slot has gone to another."""
 
     def late_producer(self, planted):
@@ -163,7 +121,7 @@ class SavesOfUnfinishedKv(ConnectorFaults):
             self.uncommitted(Planted(saves_uncommitted=True), 40, 2)
 
 
-class HashesOfOtherUnits(ConnectorFaults):
+class HashesOfOtherUnits(ConnectorCase):
     """The engine hashes every 4 tokens and a block has 16: hash i is not block i's."""
 
     def shared(self, planted, hash_unit, shared, expected):
@@ -182,7 +140,7 @@ class HashesOfOtherUnits(ConnectorFaults):
         self.shared(NOTHING, 8, 40, 2)
 
 
-class Boundaries(ConnectorFaults):
+class Boundaries(ConnectorCase):
     """Exact multiples of a block, local hits, and blocks that are filled in part."""
 
     def boundary(self, planted, tokens):
@@ -256,7 +214,7 @@ class Boundaries(ConnectorFaults):
             self.check(rig.run(longer), rig, longer, computed=24)
 
 
-class Isolation(ConnectorFaults):
+class Isolation(ConnectorCase):
     """Equal tokens, and equal engine hashes, of somebody else."""
 
     SALT = b"a-secret-salt"
@@ -322,7 +280,7 @@ class Isolation(ConnectorFaults):
             self.changed_weights(False)
 
 
-class Ranks(ConnectorFaults):
+class Ranks(ConnectorCase):
     """Parts of ranks: each its own, and a hit needs all."""
 
     SHAPE = Shape(row_bytes=16 << 10, ranks=4)
@@ -383,5 +341,4 @@ class Ranks(ConnectorFaults):
 
 
 if __name__ == "__main__":
-    threading.stack_size(512 << 10)
     unittest.main(verbosity=2)

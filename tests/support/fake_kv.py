@@ -55,15 +55,21 @@ def namespace_root(tenant: str = "", salt: bytes = b"", adapter: str = "") -> by
     return digest(b"namespace", tenant.encode(), salt, adapter.encode())
 
 
-@functools.lru_cache(maxsize=200_000)
+@functools.lru_cache(maxsize=20_000)
 def row(prefix: bytes, layer: int, rank: int, row_bytes: int) -> bytes:
     """The KV of the token that `prefix` ends with."""
     unit = prefix + bytes([layer, rank]) + digest(prefix, bytes([layer, rank]))
     return unit[:_ROW_UNIT].ljust(_ROW_UNIT, b"\0") * (row_bytes // _ROW_UNIT)
 
 
+@functools.lru_cache(maxsize=256)
+def _page(prefixes: tuple[bytes, ...], layer: int, rank: int, row_bytes: int) -> bytes:
+    return b"".join(row(prefix, layer, rank, row_bytes) for prefix in prefixes)
+
+
 def page(prefixes: Sequence[bytes], layer: int, rank: int, shape: Shape) -> bytes:
-    return b"".join(row(prefix, layer, rank, shape.row_bytes) for prefix in prefixes)
+    """The rows of these tokens, end to end."""
+    return _page(tuple(prefixes), layer, rank, shape.row_bytes)
 
 
 def part(prefixes: Sequence[bytes], rank: int, shape: Shape) -> bytes:

@@ -131,6 +131,7 @@ class GrpcProxy(grpc.GenericRpcHandler):
         self._injected: list[_Injected] = []
         self._in_flight: set[threading.Event] = set()
         self._gates: set[Gate] = set()
+        self._closed = False
         self._upstream = grpc.insecure_channel(target, options=_OPTIONS)
         self._pool = concurrent.futures.ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="proxy")
         self._server = grpc.server(self._pool, handlers=[self], options=_OPTIONS)
@@ -144,9 +145,12 @@ class GrpcProxy(grpc.GenericRpcHandler):
         self.close()
 
     def close(self) -> None:
-        """Ends every call in flight, those at a gate too."""
+        """Ends every call in flight, those at a gate too. Idempotent."""
         stopped = self._server.stop(0)
         with self._lock:
+            if self._closed:
+                return
+            self._closed = True
             for gone in self._in_flight:
                 gone.set()
             gates = set(self._gates)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "client" / "python"))
 import daemon as kvtierd  # noqa: E402
@@ -229,10 +229,12 @@ class ConnectedEngine(FakeEngine):
                 raise Stuck(f"jobs are under way after {seconds} s: {self.scheduler.counters()}")
             self.step()
 
-    def __exit__(self, *unused: object) -> None:
-        super().__exit__(*unused)
+    def __exit__(self, *failure: object) -> None:
+        super().__exit__(*failure)
         for proxy in self.proxies():
             proxy.clear()
+            if failure and failure[0]:
+                proxy.close()  # whatever waits there ends
         for worker in self.paged.workers:
             worker.half.close()
         self.scheduler.close()
@@ -249,9 +251,9 @@ class Rig:
         self.revision = revision
         self._flags = flags
         self._folder = tempfile.TemporaryDirectory(prefix="kvtier_rig_")
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         self.daemon = kvtierd.Daemon(self._folder.name + "/data", *self._flags)
         self._admin = kvtierd.Client(self.daemon.admin_address)
         self._client = kvtier.Client(self.daemon.address)
@@ -264,6 +266,7 @@ class Rig:
         self._folder.cleanup()
 
     def stop(self, *, kill: bool = True) -> None:
+        """kill -9, or SIGTERM. Idempotent."""
         self._client.close()
         self._admin.__exit__()
         if kill:
@@ -275,7 +278,7 @@ class Rig:
     def restart(self, *, kill: bool = True) -> None:
         """kill -9 or SIGTERM, and a new daemon on the same directory and socket."""
         self.stop(kill=kill)
-        self._start()
+        self.start()
 
     def log(self) -> str:
         return self.daemon.log()
@@ -293,8 +296,8 @@ class Rig:
                client: kvtier.ClientOptions = kvtier.ClientOptions(),
                **options: Any) -> ConnectedEngine:
         """The budgets are generous, so that what a scenario sees is never the machine's own slowness."""
-        return ConnectedEngine(self, Slots(self.shape, slots, poison=poison), planted, scheduler, worker, client,
-                               local_cache=local_cache, **options)
+        return ConnectedEngine(self, Slots(self.shape, slots, poison=poison), planted, scheduler, worker,
+                               client, local_cache=local_cache, **options)
 
     def run(self, *requests: FakeRequest, planted: Planted = NOTHING, **options: Any) -> FakeEngine:
         """The engine, closed, after these requests ended and their saves did."""
@@ -310,13 +313,17 @@ class Rig:
     def status(self) -> Any:
         return self._admin.admin("GetStatus", kvtierd.adm.GetStatusRequest())
 
+    def until(self, condition: Callable[[Any], Any], what: str) -> None:
+        """Returns when the daemon's status fulfils it. Raises: Leaked after PATIENCE_SECONDS."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition(now := self.status()):
+            if time.monotonic() > deadline:
+                raise Leaked(f"not after {PATIENCE_SECONDS} s: {what}; {now.leases} leases, "
+                             f"{now.pinned_blocks} pinned blocks, {now.open_streams} streams")
+
     def must_be_idle(self) -> None:
         """Leases are given back by threads of the connector's, so this waits for it."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (now := self.status()).leases or now.pinned_blocks or now.open_streams:
-            if time.monotonic() > deadline:
-                raise Leaked(f"{now.leases} leases, {now.pinned_blocks} pinned blocks, "
-                             f"{now.open_streams} streams")
+        self.until(lambda now: not (now.leases or now.pinned_blocks or now.open_streams), "idle")
 
     def prompt(self, request: FakeRequest) -> kvtier.Prompt:
         model = self._client.register_model(self.spec(1 if self.shape.replicated else self.shape.ranks))
