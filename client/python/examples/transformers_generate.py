@@ -23,13 +23,15 @@ QUESTIONS = ("What do keys depend on?", "What follows from that?")
 
 def random_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)  # the same weights, so the same identity, in each process
-    return LlamaForCausalLM(LlamaConfig(vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=4,
-                                        num_attention_heads=4, num_key_value_heads=2, head_dim=64))
+    return LlamaForCausalLM(LlamaConfig(vocab_size=256, hidden_size=256, intermediate_size=512,
+                                        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+                                        head_dim=64))
 
 
 def tell(call: CallReport) -> None:
-    print(f"prompt {call.prompt_tokens} tokens: {call.loaded_tokens} from kvtier, {call.prefill_positions} computed; "
-          f"{call.stored_blocks} blocks stored; {call.load_seconds * 1e3:.1f} ms to load, "
+    print(f"prompt {call.prompt_tokens} tokens: {call.loaded_tokens} from kvtier, "
+          f"{call.prefill_positions} computed; {call.stored_blocks} blocks stored; "
+          f"{call.load_seconds * 1e3:.1f} ms to load, "
           f"{call.store_seconds * 1e3:.1f} ms to store; failure: {call.failure}")
 
 

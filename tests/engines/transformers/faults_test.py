@@ -52,7 +52,7 @@ class FaultsTest(EngineTest):
 
     def test_no_daemon(self):
         """Constructed and used without one; when it comes, it is used."""
-        with self.assertLogs("kvtier.transformers", "WARNING") as logged:
+        with self.assertLogs("kvtier.engines.transformers", "WARNING") as logged:
             cache = self.cache(self.model, f"unix:{self.folder}/data/kvtier.sock", timeouts=Timeouts())
             for _ in range(5):
                 self.assert_failed(self.generate(cache), kvtier.Unavailable, kvtier.DeadlineExceeded)
@@ -125,7 +125,8 @@ class FaultsTest(EngineTest):
                 self.assertLess(spent, Timeouts().lookup + SLACK_SECONDS)
             open_now = self.generate(cache)
             self.assert_failed(open_now, kvtier.Unavailable, kvtier.DeadlineExceeded)
-            print(f"slow daemon: {spent:.3f} s in kvtier, with the breaker open {open_now.load_seconds:.6f} s")
+            print(f"slow daemon: {spent:.3f} s in kvtier, with the breaker open "
+                  f"{open_now.load_seconds:.6f} s")
             proxy.clear()
             self.assert_hit_soon(cache)
 

@@ -85,7 +85,8 @@ class IdentityTest(EngineTest):
         for change in ({"name": "org/other"}, {"revision": "r2"}):
             with self.subTest(**change):
                 self.assert_none(self.cache(model_of(), self.address, **{**named, **change}))
-        self.assert_none(self.cache(model_of(dataclasses.replace(TINY, dtype="bfloat16")), self.address, **named))
+        bf16 = model_of(dataclasses.replace(TINY, dtype="bfloat16"))
+        self.assert_none(self.cache(bf16, self.address, **named))
 
     def test_weights_of_a_named_model(self):
         """A revision does not cover up other weights: those of another seed, or all scaled a little."""

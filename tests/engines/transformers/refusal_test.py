@@ -43,9 +43,11 @@ class RefusedModels(unittest.TestCase):
     def test_latent_attention(self):
         torch.manual_seed(0)
         config = transformers.DeepseekV3Config(
-            vocab_size=512, hidden_size=64, intermediate_size=64, moe_intermediate_size=32, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=2,
-            topk_group=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=16,
+            vocab_size=512, hidden_size=64, intermediate_size=64, moe_intermediate_size=32,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4,
+            num_experts_per_tok=2, n_group=2,
+            topk_group=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+            v_head_dim=16,
             first_k_dense_replace=1)
         self.refused(transformers.DeepseekV3ForCausalLM(config).eval(), "latent attention")
 
@@ -156,6 +158,30 @@ class RefusedCalls(EngineTest):
         with self.assertRaisesRegex(ValueError, "namespace.adapter"):
             cache.prefill(self.ids)
 
+    def test_defaults_of_the_model_count(self):
+        """generate takes from the model's own settings what the caller's leave open; so must the check."""
+        model = copy.deepcopy(self.model)
+        model.generation_config.num_beams = 3
+        cache = self.cache(model, self.made._client)
+        for arguments in ({}, {"generation_config": transformers.GenerationConfig(max_new_tokens=2)}):
+            with self.subTest(**arguments), self.assertRaisesRegex(ValueError, "num_beams: 3"):
+                cache.generate(self.ids, **arguments)
+        cache.generate(self.ids, num_beams=1, **GREEDY)
+
+    def test_cache_of_another_kind(self):
+        """A cache of other dtype or heads is not converted into what other processes would load."""
+        past = self.model(input_ids=self.ids, use_cache=True).past_key_values  # with gradients, which is fine
+        for change in (lambda tensor: tensor.half(), lambda tensor: tensor[:, :1]):
+            other = transformers.DynamicCache()
+            for number, layer in enumerate(past.layers):
+                other.update(change(layer.keys), change(layer.values), number)
+            with self.assertRaisesRegex(ValueError, "past_key_values: KvShape"):
+                self.made.store(self.ids, other)
+        self.made.store(self.ids, past)
+        self.assertEqual(self.made.last_call.stored_blocks, 2)
+        self.made.load(self.ids)
+        self.assert_served(self.made, 32)
+
     def test_cache_that_does_not_cover(self):
         past, _ = self.made.prefill(self.ids[:, :20])
         with self.assertRaisesRegex(ValueError, "past_key_values: 20 columns"):
@@ -168,7 +194,8 @@ class Families(EngineTest):
     def test_families(self):
         address = self.start().address
         families = {
-            "Llama": {}, "Mistral": {"sliding_window": None}, "Qwen2": {}, "Qwen3": {}, "Gemma": {}, "Phi": {},
+            "Llama": {}, "Mistral": {"sliding_window": None}, "Qwen2": {}, "Qwen3": {}, "Gemma": {},
+            "Phi": {},
             "Mixtral": {"num_local_experts": 4}, "Olmo2": {}, "StableLm": {}, "Cohere": {},
             "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
             "GPTNeoX": {}, "OPT": {"ffn_dim": 128, "word_embed_proj_dim": 64, "pad_token_id": 1},

@@ -98,7 +98,8 @@ def run_round(model, cache: KvtierCache, ids: torch.Tensor, out: Rounds) -> None
                      use_cache=True).past_key_values
     live = cut(live, whole)
     first = FirstToken()
-    alone = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=live, streamer=first, **GREEDY)
+    alone = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=live, streamer=first,
+                           **GREEDY)
     out.limit.append(first.seconds)
     if not (torch.equal(expected, cached) and torch.equal(expected, alone)):
         raise AssertionError("the arms answer differently")
@@ -133,10 +134,11 @@ def rows_of(shape: Shape, seen: Rounds) -> list[dict]:
         row("lookup", of_calls("lookup_seconds"), "s", "", None, None),
         row("fetch", of_calls("fetch_seconds"), "s", "", None, None),
         row("rebuild", of_calls("rebuild_seconds"), "s", "", None, None),
-        row("fetch_rate", middle(call.fetched_bytes / call.fetch_seconds / 1e9 for call in seen.calls), "GB/s",
-            "", None, None),
+        row("fetch_rate", middle(call.fetched_bytes / call.fetch_seconds / 1e9 for call in seen.calls),
+            "GB/s", "", None, None),
         row("store", middle(call.store_seconds for call in seen.cold_calls), "s", "", None, None),
-        row("computed_cold", middle(call.prefill_positions for call in seen.cold_calls), "tokens", "", None, None),
+        row("computed_cold", middle(call.prefill_positions for call in seen.cold_calls), "tokens", "",
+            None, None),
         row("computed_cached", of_calls("prefill_positions"), "tokens", "", None, None),
     ]
 

@@ -54,9 +54,12 @@ from kvtier.engines.transformers_model import (KvShape, UnsupportedModel, has_ad
 
 __all__ = ["CallReport", "KvtierCache", "Prefill", "Timeouts", "UnsupportedModel"]
 
-_log = logging.getLogger("kvtier.transformers")
+_log = logging.getLogger(__name__)
 
-_DTYPES = {torch.float32: kvtier.DType.FP32, torch.bfloat16: kvtier.DType.BF16, torch.float16: kvtier.DType.FP16}
+_DTYPES = {torch.float32: kvtier.DType.FP32, torch.bfloat16: kvtier.DType.BF16,
+           torch.float16: kvtier.DType.FP16}
+
+_STORED = kvtier.StoreVerdict.STORED
 
 _LEASE_SECONDS = 30.0
 
@@ -166,14 +169,16 @@ class KvtierCache:
         self._check_adapter()
         self._shape = kv_shape(model)
         self._spec = _spec(model, self._shape, block_tokens, name, revision)
-        self._registered: kvtier.RegisteredModel | None = None
+        self._model_id = self._spec.id()
+        self._registered = False
         self._failing: set[str] = set()
         self._owns_client = isinstance(client, str)
         if isinstance(client, str):
             client = kvtier.Client(client)
         self._client = client
         try:
-            self._registered = client.register_model(self._spec)
+            client.register_model(self._spec)
+            self._registered = True
         except (kvtier.Unavailable, kvtier.DeadlineExceeded) as error:
             self._failed(self.last_call, _LOAD, error)
 
@@ -190,7 +195,7 @@ class KvtierCache:
 
     @property
     def spec(self) -> kvtier.ModelSpec:
-        """What the model is registered as; its model_id names it in prompts."""
+        """What the model is registered as; its id() names it in prompts and to `kvtier models`."""
         return self._spec
 
     @property
@@ -269,7 +274,8 @@ class KvtierCache:
         if self._model.training:
             raise ValueError("model: is in training mode, where dropout changes the KV; call model.eval()")
         if torch.is_autocast_enabled(self._model.device.type):
-            raise ValueError("autocast: is on, and changes the KV; load the model in the dtype it should run in")
+            raise ValueError("autocast: is on, and changes the KV; load the model in the dtype it should "
+                             "run in")
         rows = _rows(input_ids, attention_mask, _pad_token(self._model.generation_config))
         return rows, torch.ones_like(input_ids) if attention_mask is None else attention_mask
 
@@ -279,14 +285,16 @@ class KvtierCache:
                              "active one and its revision")
 
     def _check_arguments(self, arguments: dict[str, Any]) -> None:
-        config = arguments.get("generation_config") or self._model.generation_config
-        known = set(inspect.signature(self._model.generate).parameters) - {"kwargs"}
+        own = self._model.generation_config  # counts where the caller's says nothing
+        config = arguments.get("generation_config") or own
+        known = set(inspect.signature(self._model.generate).parameters) - {"kwargs", "inputs"}
         for name in arguments:
-            if name not in known and not hasattr(config, name) or name == "inputs":
-                raise ValueError(f"{name}: not an argument that the cached generate takes; the KV may depend on "
-                                 "tokens and attention_mask only")
+            if name not in known and not hasattr(config, name):
+                raise ValueError(f"{name}: not an argument that the cached generate takes; the KV may depend "
+                                 "on tokens and attention_mask only")
         for name, allowed in _ONLY_VALUES.items():
-            value = arguments.get(name, getattr(config, name, None))
+            told = (arguments.get(name), getattr(config, name, None), getattr(own, name, None))
+            value = next((one for one in told if one is not None), None)
             if value not in allowed:
                 raise ValueError(f"{name}: {value}; must be {allowed[-1]}")
 
@@ -320,8 +328,9 @@ class KvtierCache:
         limit = _Limit(self._timeouts.lookup)
         matches = []
         with self._as_misses(report, _LOAD):
-            if self._registered is None:
-                self._registered = self._client.register_model(self._spec, timeout=limit.left)
+            if not self._registered:
+                self._client.register_model(self._spec, timeout=limit.left)
+                self._registered = True
             for row in rows:
                 found = self._client.lookup(self._prompt(row), lease=lease, timeout=limit.left,
                                             prefill_tokens_per_second=self._rate)
@@ -361,7 +370,7 @@ class KvtierCache:
                 for first, payloads in self._exported(index, row, held[index], cache):
                     done = self._client.store_from(self._prompt(row), payloads, first_block=first,
                                                    first_missing=first, timeout=limit.left)
-                    report.stored_blocks += sum(one.verdict == kvtier.StoreVerdict.STORED for one in done.outcomes)
+                    report.stored_blocks += [one.verdict for one in done.outcomes].count(_STORED)
                     if done.failure is not None:
                         raise done.failure
         report.store_seconds = limit.spent
@@ -377,7 +386,7 @@ class KvtierCache:
             yield begin, export_blocks(cache, self._shape, index, start, count, self.block_tokens)
 
     def _prompt(self, row: _Row) -> kvtier.Prompt:
-        return kvtier.Prompt(self._registered.id, tokens=row.tokens, namespace=self._namespace)
+        return kvtier.Prompt(self._model_id, tokens=row.tokens, namespace=self._namespace)
 
     # ------------------------------------------------------------------------------------------ failures
 
@@ -474,10 +483,14 @@ def _cache_of(layers: list[tuple[torch.Tensor, torch.Tensor]]) -> DynamicCache:
     return cache
 
 
+@torch.no_grad()
 def export_blocks(cache: DynamicCache, shape: KvShape, index: int, start: int, count: int,
                   block_tokens: int) -> list[memoryview]:
     """`count` blocks of row `index` from column `start` on, each [layer][K|V][token][kv head][dim]."""
     first = cache.layers[0].keys
+    seen = KvShape(len(cache.layers), first.shape[1], first.shape[3], first.dtype)
+    if seen != shape:
+        raise ValueError(f"past_key_values: {seen}; must be {shape}, as the model's")
     staging = torch.empty((count, shape.layers, 2, block_tokens, shape.kv_heads, shape.head_dim),
                           dtype=shape.dtype, device=first.device)
     for number, layer in enumerate(cache.layers):
@@ -519,9 +532,10 @@ def _spec(model: transformers.PreTrainedModel, shape: KvShape, block_tokens: int
           revision: str) -> kvtier.ModelSpec:
     who = identity(model, name, revision)
     attention = kvtier.GroupedAttention(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
-    return kvtier.ModelSpec(name=who.name, revision=who.revision, block_tokens=block_tokens,
-                            dtype=_DTYPES[shape.dtype], layer_groups=[kvtier.LayerGroup(attention, shape.layers)],
-                            pack_order=kvtier.PackOrder.LAYER_KV_TOKEN_HEAD, layout_fingerprint=who.fingerprint)
+    return kvtier.ModelSpec(
+        name=who.name, revision=who.revision, block_tokens=block_tokens, dtype=_DTYPES[shape.dtype],
+        layer_groups=[kvtier.LayerGroup(attention, shape.layers)],
+        pack_order=kvtier.PackOrder.LAYER_KV_TOKEN_HEAD, layout_fingerprint=who.fingerprint)
 
 
 def _pad_token(config: transformers.GenerationConfig) -> int | None:

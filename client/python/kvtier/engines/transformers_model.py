@@ -182,7 +182,7 @@ def identity(model: transformers.PreTrainedModel, name: str = "", revision: str 
 
 
 def weights_digest(model: transformers.PreTrainedModel, sample: bool = False) -> str:
-    """XXH3-128, in hex, of every tensor's name, dtype, shape and bytes; or of a few hundred elements of each."""
+    """XXH3-128, in hex, of every tensor's name, dtype, shape and bytes, or of a few hundred elements."""
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
