@@ -4,8 +4,11 @@
 #include <utility>
 
 #include "client/core.h"
-#include "client/fetch_assembler.h"
+#include "client/fetch_calls.h"
+#include "client/replies.h"
 #include "client/requests.h"
+#include "client/shared_fetch.h"
+#include "client/shared_store.h"
 #include "client/spec_proto.h"
 #include "client/transport.h"
 #include "common/wire.h"
@@ -13,12 +16,19 @@
 
 namespace kvtier {
 
-using client_internal::CallResult;
+using client_internal::AsReplyError;
 using client_internal::Core;
 using client_internal::EncodedPrompt;
-using client_internal::FetchAssembler;
+using client_internal::FetchByLease;
+using client_internal::FetchByPrompt;
+using client_internal::LeaseWatch;
 using client_internal::Outgoing;
+using client_internal::Parse;
 using client_internal::Rpc;
+using client_internal::SharedPart;
+using client_internal::SharedSession;
+using client_internal::SharedStatus;
+using client_internal::SharedStore;
 using client_internal::StoreMessages;
 using client_internal::Transport;
 
@@ -34,21 +44,6 @@ Duration ToLoadTime(double seconds) {
   constexpr double kMost = 1e6;
   if (!(seconds > 0 && seconds < kMost)) return Duration::zero();
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
-
-// A reply that generated code reads.
-template <typename Message>
-absl::Status Parse(wire::Slices slices, Message* out) {
-  std::string bytes;
-  for (std::string_view slice : slices) bytes.append(slice);
-  if (out->ParseFromString(bytes)) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("reply of ", bytes.size(), " bytes is not protobuf"));
-}
-
-// What the hand-written codec says about a reply is a fault of the peer, not of our caller.
-absl::Status AsReplyError(const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::InternalError(absl::StrCat("reply breaks the protocol: ", status.message()));
 }
 
 absl::StatusOr<RegisteredModel> ToModel(const v1::RegisterModelResponse& reply,
@@ -76,19 +71,11 @@ absl::StatusOr<RegisteredModel> ToModel(const v1::RegisterModelResponse& reply,
   return model;
 }
 
-wire::FetchHead FetchHeadOf(const FetchParams& params) {
-  wire::FetchHead head;
-  head.first_block = params.first_block;
-  head.last_block = params.last_block;
-  head.part = wire::Part{params.part.layer_group, params.part.rank};
-  head.allow_gaps = params.allow_gaps;
-  return head;
-}
-
 absl::Status RunRelease(Core* core, uint64_t lease_id, uint32_t verified_blocks) {
   v1::ReleaseRequest request;
   request.set_lease_id(lease_id);
   request.set_verified_blocks(verified_blocks);
+  core->lease_times().Close(lease_id);
   return core->Acknowledged(Rpc::kRelease, request.SerializeAsString());
 }
 
@@ -97,61 +84,17 @@ absl::Status RunRenew(Core* core, uint64_t lease_id, Duration remaining) {
   KVTIER_ASSIGN_OR_RETURN(const uint32_t lease_ms, client_internal::LeaseMilliseconds(remaining));
   request.set_lease_id(lease_id);
   request.set_lease_ms(lease_ms);
-  return core->Acknowledged(Rpc::kRenew, request.SerializeAsString());
-}
-
-Outgoing HeadAndTokens(std::string_view head, std::string_view tokens) {
-  Outgoing request{head};
-  if (!tokens.empty()) request.push_back(tokens);
-  return request;
-}
-
-absl::StatusOr<FetchReport> RunFetch(Core* core, const FetchParams& params, const Outgoing& request,
-                                     std::span<const std::span<std::byte>> buffers,
-                                     const PieceVisitor* visit) {
-  FetchAssembler assembler(params, buffers, visit);
-  wire::PieceList pieces;
-  const auto on_message = [&](wire::Slices slices) {
-    KVTIER_RETURN_IF_ERROR(
-        AsReplyError(wire::DecodeFetchResponse(slices, wire::Limits(), &pieces)));
-    return assembler.Add(pieces);
-  };
-  const absl::Status status = core->Call(core->options().transfer_deadline, [&](Duration left) {
-    return core->transport().ServerStream(Rpc::kFetch, request, left, on_message);
-  });
-  core->CountChecksumFailures(assembler.checksum_failures());
-  KVTIER_RETURN_IF_ERROR(status);
-  return assembler.Finish();
-}
-
-absl::StatusOr<FetchReport> FetchByPrompt(Core* core, const Prompt& prompt,
-                                          const FetchParams& params,
-                                          std::span<const std::span<std::byte>> buffers,
-                                          const PieceVisitor* visit) {
-  KVTIER_ASSIGN_OR_RETURN(const EncodedPrompt encoded, EncodedPrompt::Make(prompt));
-  wire::FetchHead fetch = FetchHeadOf(params);
-  const wire::PromptHead prompt_head = encoded.head();
-  fetch.prompt = &prompt_head;
-  const std::string head = wire::EncodeFetchHead(fetch);
-  return RunFetch(core, params, HeadAndTokens(head, encoded.tokens()), buffers, visit);
-}
-
-absl::StatusOr<FetchReport> FetchByLease(Core* core, uint64_t lease_id, const FetchParams& params,
-                                         std::span<const std::span<std::byte>> buffers,
-                                         const PieceVisitor* visit) {
-  if (lease_id == 0) return absl::InvalidArgumentError("lease_id is 0: there is no lease");
-  wire::FetchHead fetch = FetchHeadOf(params);
-  fetch.lease_id = lease_id;
-  const std::string head = wire::EncodeFetchHead(fetch);
-  absl::StatusOr<FetchReport> report = RunFetch(core, params, {head}, buffers, visit);
-  if (report.ok()) core->leases().Note(lease_id, params.first_block, report->blocks);
-  return report;
+  const client_internal::LeaseTimes::Renewal renewal =
+      core->lease_times().BeginRenew(lease_id, remaining);
+  absl::Status status = core->Acknowledged(Rpc::kRenew, request.SerializeAsString());
+  core->lease_times().EndRenew(renewal, status.ok());
+  return status;
 }
 
 absl::StatusOr<wire::LookupResponse> RunLookup(Core* core, const EncodedPrompt& prompt,
                                                const wire::LookupHead& lookup) {
   const std::string head = wire::EncodeLookupHead(prompt.head(), lookup);
-  const Outgoing request = HeadAndTokens(head, prompt.tokens());
+  const Outgoing request = client_internal::HeadAndTokens(head, prompt.tokens());
   wire::LookupResponse reply;
   KVTIER_RETURN_IF_ERROR(core->Call(core->options().lookup_deadline, [&](Duration left) {
     return core->transport().Unary(Rpc::kLookup, request, left, [&](wire::Slices slices) {
@@ -159,31 +102,6 @@ absl::StatusOr<wire::LookupResponse> RunLookup(Core* core, const EncodedPrompt& 
     });
   }));
   return reply;
-}
-
-StoredBlock ToStoredBlock(const v1::BlockOutcome& outcome) {
-  switch (outcome.status()) {
-    case v1::STORE_STATUS_STORED:
-      return {StoreVerdict::kStored, StoreRefusal::kNone};
-    case v1::STORE_STATUS_ALREADY_PRESENT:
-      return {StoreVerdict::kAlreadyPresent, StoreRefusal::kNone};
-    default:
-      return {StoreVerdict::kRejected, static_cast<StoreRefusal>(outcome.reason())};
-  }
-}
-
-absl::Status ToReport(const v1::StoreResponse& reply, uint32_t skip, StoreReport* report) {
-  const size_t expected = report->blocks.size() - skip;
-  if (static_cast<size_t>(reply.outcomes_size()) != expected) {
-    return absl::InternalError(absl::StrCat("Store: the reply has ", reply.outcomes_size(),
-                                            " outcomes for ", expected, " blocks"));
-  }
-  for (size_t i = 0; i < expected; ++i) {
-    report->blocks[skip + i] = ToStoredBlock(reply.outcomes(static_cast<int>(i)));
-  }
-  report->sent = static_cast<uint32_t>(expected);
-  report->checksum_mismatches = reply.checksum_mismatches();
-  return absl::OkStatus();
 }
 
 // How many leading payloads need not be sent.
@@ -214,6 +132,42 @@ absl::Status RunStore(Core* core, StoreMessages* messages, v1::StoreResponse* re
   });
 }
 
+// What shared memory can do of a Store from payload *next on; *next goes past it.
+absl::Status StoreShared(Core* core, const EncodedPrompt& prompt, const StoreParams& params,
+                         std::span<const std::span<const std::byte>> payloads, uint32_t* next,
+                         StoreReport* report) {
+  const std::shared_ptr<SharedSession> session = core->shared_memory().Session();
+  if (session == nullptr) return absl::OkStatus();
+  SharedStore store(core, session.get(), prompt, params, payloads, *next);
+  if (!store.fits()) return absl::OkStatus();
+  const absl::Status status = store.Run(core->options().transfer_deadline, report);
+  core->CountSharedStore(report->shared);
+  *next = store.stored();
+  return client_internal::GrpcMayDo(status) ? absl::OkStatus() : status;
+}
+
+absl::Status CollectViews(Core* core, SharedSession* session, uint64_t lease_id,
+                          const FetchParams& params, std::vector<SharedViews::Block>* blocks,
+                          std::vector<std::shared_ptr<const void>>* mappings) {
+  blocks->resize(params.last_block - params.first_block);
+  const auto on_part = [&](const SharedPart& part) {
+    (*blocks)[part.block - params.first_block] =
+        SharedViews::Block{FetchStatus::kOk, false, part.bytes, part.checksum};
+    if (mappings->empty() || mappings->back() != part.mapping) mappings->push_back(part.mapping);
+    return absl::OkStatus();
+  };
+  KVTIER_ASSIGN_OR_RETURN(
+      const std::vector<SharedStatus> statuses,
+      CallFetchShared(core, session, lease_id, params, core->options().transfer_deadline, on_part));
+  uint64_t shared = 0;
+  for (size_t i = 0; i < statuses.size(); ++i) {
+    (*blocks)[i].not_shared = statuses[i] == SharedStatus::kNotShared;
+    if (statuses[i] == SharedStatus::kOk) ++shared;
+  }
+  core->CountSharedFetch(shared);
+  return absl::OkStatus();
+}
+
 absl::Status CheckPayloads(std::span<const std::span<const std::byte>> payloads) {
   if (payloads.empty()) return absl::InvalidArgumentError("payloads is empty, the least is 1");
   for (size_t i = 0; i < payloads.size(); ++i) {
@@ -228,9 +182,15 @@ absl::Status CheckPayloads(std::span<const std::span<const std::byte>> payloads)
 
 // ---------------------------------------------------------------------- Lease
 
-Lease::Lease(std::shared_ptr<Core> core, uint64_t id, uint32_t blocks)
+Lease::Lease(std::shared_ptr<Core> core, uint64_t id, uint32_t blocks, TimePoint end)
     : core_(std::move(core)), id_(id), blocks_(blocks) {
   core_->leases().Open(id, blocks);
+  core_->lease_times().Open(id, end);
+}
+
+TimePoint Lease::end() const {
+  if (id_ == 0) return TimePoint::min();
+  return core_->lease_times().End(id_).value_or(TimePoint::min());
 }
 
 Lease::Lease(Lease&& other) noexcept
@@ -270,6 +230,10 @@ uint64_t Lease::Detach() {
   return std::exchange(id_, 0);
 }
 
+// ---------------------------------------------------------------------- SharedViews
+
+bool SharedViews::expired() const { return LeaseWatch(core_.get(), lease_id_, lease_end_).over(); }
+
 // ---------------------------------------------------------------------- Client
 
 Client::Client(std::shared_ptr<Core> core) : core_(std::move(core)) {}
@@ -292,6 +256,7 @@ absl::StatusOr<RegisteredModel> Client::RegisterModel(const ModelSpec& spec) {
     return core_->transport().Unary(Rpc::kRegisterModel, {bytes}, left,
                                     [&](wire::Slices slices) { return Parse(slices, &reply); });
   }));
+  core_->shared_memory().Offer(reply.shared_memory_socket());
   return ToModel(reply, spec);
 }
 
@@ -301,6 +266,8 @@ absl::StatusOr<PrefixMatch> Client::Lookup(const Prompt& prompt, const LookupPar
   KVTIER_ASSIGN_OR_RETURN(head.lease_ms, client_internal::LeaseMilliseconds(params.lease));
   head.promote_to = static_cast<uint32_t>(params.promote_to.value_or(CacheTier::kUnknown));
   head.prefill_tokens_per_second = params.prefill_tokens_per_second;
+  // The daemon counts from later on.
+  const TimePoint lease_end = core_->clock().Now() + params.lease;
   KVTIER_ASSIGN_OR_RETURN(wire::LookupResponse reply, RunLookup(core_.get(), encoded, head));
   PrefixMatch match;
   match.blocks = reply.blocks;
@@ -309,7 +276,9 @@ absl::StatusOr<PrefixMatch> Client::Lookup(const Prompt& prompt, const LookupPar
     match.runs.push_back(TierSpan{ToCacheTier(run.tier), run.blocks, ToLoadTime(run.load_seconds)});
   }
   match.group_blocks = std::move(reply.group_blocks);
-  if (reply.lease_id != 0) match.lease = Lease(core_, reply.lease_id, reply.blocks);
+  if (reply.lease_id != 0) {
+    match.lease = Lease(core_, reply.lease_id, reply.blocks, lease_end);
+  }
   return match;
 }
 
@@ -337,6 +306,27 @@ absl::StatusOr<FetchReport> Client::FetchViews(uint64_t lease_id, const FetchPar
   return FetchByLease(core_.get(), lease_id, params, {}, &visit);
 }
 
+absl::StatusOr<SharedViews> Client::FetchSharedViews(uint64_t lease_id, const FetchParams& params) {
+  KVTIER_RETURN_IF_ERROR(client_internal::CheckFetchRange(params));
+  if (!LeaseWatch(core_.get(), lease_id, params.lease_end).known()) {
+    return absl::FailedPreconditionError(
+        "lease_end is not given, and this client does not know when the lease ends");
+  }
+  const std::shared_ptr<SharedSession> session = core_->shared_memory().Session();
+  if (session == nullptr) return absl::UnavailableError("this client has no shared memory");
+  SharedViews views;
+  views.core_ = core_;
+  views.lease_id_ = lease_id;
+  views.lease_end_ = params.lease_end;
+  KVTIER_RETURN_IF_ERROR(
+      CollectViews(core_.get(), session.get(), lease_id, params, &views.blocks, &views.mappings_));
+  while (views.leading < views.blocks.size() &&
+         views.blocks[views.leading].status == FetchStatus::kOk) {
+    ++views.leading;
+  }
+  return views;
+}
+
 absl::StatusOr<StoreReport> Client::Store(const Prompt& prompt, const StoreParams& params,
                                           std::span<const std::span<const std::byte>> payloads) {
   KVTIER_RETURN_IF_ERROR(CheckPayloads(payloads));
@@ -350,10 +340,13 @@ absl::StatusOr<StoreReport> Client::Store(const Prompt& prompt, const StoreParam
   std::fill_n(report.blocks.begin(), present,
               StoredBlock{StoreVerdict::kAlreadyPresent, StoreRefusal::kNone});
   if (present == payloads.size()) return report;
+  KVTIER_RETURN_IF_ERROR(StoreShared(core_.get(), encoded, params, payloads, &present, &report));
+  if (present == payloads.size()) return report;
   StoreMessages messages(encoded, params, payloads, present);
   v1::StoreResponse reply;
   KVTIER_RETURN_IF_ERROR(RunStore(core_.get(), &messages, &reply));
-  KVTIER_RETURN_IF_ERROR(ToReport(reply, present, &report));
+  KVTIER_RETURN_IF_ERROR(
+      client_internal::TakeOutcomes(reply, present, payloads.size() - present, &report));
   return report;
 }
 

@@ -50,8 +50,8 @@ int WaitForConnection(int fd, Duration limit) {
 }
 
 // 0 and the socket, or errno.
-int Connect(const sockaddr* address, socklen_t size, Duration limit, int* out) {
-  const int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+int Connect(const sockaddr* address, socklen_t size, int type, Duration limit, int* out) {
+  const int fd = socket(address->sa_family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return errno;
   int error = connect(fd, address, size) == 0 ? 0 : errno;
   if (error == EINPROGRESS) error = WaitForConnection(fd, limit);
@@ -67,13 +67,17 @@ absl::Status Unreachable(const std::string& address, const std::string& reason) 
   return absl::UnavailableError(absl::StrCat("no connection to ", address, ": ", reason));
 }
 
-absl::StatusOr<int> ConnectUnix(const std::string& address, Duration limit) {
-  sockaddr_un path = {};
-  path.sun_family = AF_UNIX;
-  address.copy(path.sun_path, sizeof(path.sun_path) - 1, kUnixLength);
+absl::StatusOr<int> ConnectUnix(const std::string& path, int type, Duration limit) {
+  sockaddr_un address = {};
+  if (path.size() >= sizeof(address.sun_path)) {
+    return Unreachable(absl::StrCat(kUnix, path), strerror(ENAMETOOLONG));
+  }
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, path.size());
   int fd = -1;
-  const int error = Connect(reinterpret_cast<sockaddr*>(&path), sizeof(path), limit, &fd);
-  if (error != 0) return Unreachable(address, strerror(error));
+  const int error =
+      Connect(reinterpret_cast<sockaddr*>(&address), sizeof(address), type, limit, &fd);
+  if (error != 0) return Unreachable(absl::StrCat(kUnix, path), strerror(error));
   return fd;
 }
 
@@ -88,7 +92,7 @@ absl::StatusOr<int> ConnectTcp(const std::string& address, Duration limit) {
   int fd = -1;
   int error = ENOENT;
   for (const addrinfo* one = found; one != nullptr && error != 0; one = one->ai_next) {
-    error = Connect(one->ai_addr, one->ai_addrlen, limit, &fd);
+    error = Connect(one->ai_addr, one->ai_addrlen, SOCK_STREAM, limit, &fd);
   }
   if (error != 0) return Unreachable(address, strerror(error));
   const int on = 1;
@@ -115,7 +119,12 @@ absl::Status CheckAddress(const std::string& address) {
 }
 
 absl::StatusOr<int> ConnectSocket(const std::string& address, Duration limit) {
-  return IsUnix(address) ? ConnectUnix(address, limit) : ConnectTcp(address, limit);
+  if (!IsUnix(address)) return ConnectTcp(address, limit);
+  return ConnectUnix(address.substr(kUnixLength), SOCK_STREAM, limit);
+}
+
+absl::StatusOr<int> ConnectPacketSocket(const std::string& path, Duration limit) {
+  return ConnectUnix(path, SOCK_SEQPACKET, limit);
 }
 
 }  // namespace kvtier::client_internal

@@ -17,8 +17,11 @@ bool IsFailure(const absl::Status& status) {
 
 Core::Core(ClientOptions options, std::unique_ptr<Transport> transport)
     : options_(std::move(options)),
+      clock_(options_.clock != nullptr ? options_.clock : &steady_clock_),
       transport_(std::move(transport)),
-      breaker_(options_.breaker, options_.clock != nullptr ? options_.clock : &steady_clock_) {}
+      breaker_(options_.breaker, clock_),
+      lease_times_(clock_),
+      shared_memory_(options_.shared_memory, options_.breaker, clock_) {}
 
 absl::Status Core::WaitConnected() {
   const TimePoint end = steady_clock_.Now() + options_.connect_deadline;
@@ -78,6 +81,9 @@ ClientCounters Core::counters() const {
   counters.refused_by_breaker = breaker_.refused();
   counters.breaker_opened = breaker_.opened();
   counters.checksum_failures = checksum_failures_.value();
+  counters.shared_fetched_blocks = shared_fetched_blocks_.value();
+  counters.shared_stored_blocks = shared_stored_blocks_.value();
+  counters.ended_leases = ended_leases_.value();
   return counters;
 }
 

@@ -42,6 +42,8 @@ constexpr std::array<RpcEntry, kRpcs> kEntries = {{
     {"Store", "/kvtier.v1.KvCache/Store", RpcMethod::CLIENT_STREAMING},
     {"Release", "/kvtier.v1.KvCache/Release", RpcMethod::NORMAL_RPC},
     {"Renew", "/kvtier.v1.KvCache/Renew", RpcMethod::NORMAL_RPC},
+    {"FetchShared", "/kvtier.v1.KvCache/FetchShared", RpcMethod::SERVER_STREAMING},
+    {"StoreShared", "/kvtier.v1.KvCache/StoreShared", RpcMethod::NORMAL_RPC},
 }};
 
 // How long a finished call waits for gRPC to let go of the caller's memory before it breaks the

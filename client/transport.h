@@ -15,8 +15,17 @@
 
 namespace kvtier::client_internal {
 
-enum class Rpc { kRegisterModel, kLookup, kFetch, kStore, kRelease, kRenew };
-inline constexpr int kRpcs = 6;
+enum class Rpc {
+  kRegisterModel,
+  kLookup,
+  kFetch,
+  kStore,
+  kRelease,
+  kRenew,
+  kFetchShared,
+  kStoreShared
+};
+inline constexpr int kRpcs = 8;
 std::string_view RpcName(Rpc rpc);  // "Lookup"
 
 // A message to send: its bytes, end to end, wherever they lie. Slices of at least kLentBytes are

@@ -750,7 +750,7 @@ std::string EncodeFetchHead(const FetchHead& fetch) {
 }
 
 std::string EncodeStoreHead(const PromptHead& prompt, uint32_t first_block, uint32_t block_count,
-                            Part part, uint32_t durability) {
+                            Part part, uint32_t durability, HeaderField field) {
   std::string header;
   AppendNumber(&header, 2, first_block);
   AppendNumber(&header, 3, block_count);
@@ -758,7 +758,7 @@ std::string EncodeStoreHead(const PromptHead& prompt, uint32_t first_block, uint
   AppendNumber(&header, 5, durability);
   AppendPrompt(&header, prompt);
   std::string out;
-  AppendVarint(&out, Tag(1, kLengthDelimited));
+  AppendVarint(&out, Tag(static_cast<uint32_t>(field), kLengthDelimited));
   AppendVarint(&out, header.size() + prompt.token_count * 4);
   out.append(header);
   return out;

@@ -176,9 +176,12 @@ struct FetchHead {
 
 std::string EncodeLookupHead(const PromptHead& prompt, const LookupHead& lookup);
 std::string EncodeFetchHead(const FetchHead& fetch);
-// A StoreRequest with a header and no pieces.
+// The field of a StoreHeader in its message.
+enum class HeaderField : uint8_t { kStoreRequest = 1, kStoreSharedRequest = 2 };
+// A header, with no pieces: a whole StoreRequest, or the end of a StoreSharedRequest.
 std::string EncodeStoreHead(const PromptHead& prompt, uint32_t first_block, uint32_t block_count,
-                            Part part, uint32_t durability);
+                            Part part, uint32_t durability,
+                            HeaderField field = HeaderField::kStoreRequest);
 
 // The list that a piece stands in: its field number there.
 enum class PieceField : uint8_t { kFetchResponse = 1, kStoreRequest = 2 };

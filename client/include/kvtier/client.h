@@ -17,6 +17,13 @@
 // and after a few failures in a row a circuit breaker answers UNAVAILABLE at once, without touching
 // the network, except for one probe now and then.
 //
+// On the daemon's host, where it offers shared memory, the client uses it by itself: a Store copies
+// the payload once into memory that the daemon reads, a Fetch by lease copies it once out of the
+// daemon's own. The guarantees are the same. Such a Fetch reads memory that the daemon may use anew
+// when the lease ends, so it looks at its clock when it is done: too late, and every block of it is
+// a miss, and the report says so. Fetches by prompt, blocks that cannot be shared, and everything
+// when the session is lost, go over gRPC.
+//
 // Errors are absl::Status with the codes of kvtier.proto (INVALID_ARGUMENT, NOT_FOUND,
 // FAILED_PRECONDITION, RESOURCE_EXHAUSTED, UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL for a reply
 // that breaks the protocol). The message names the call and the request id that the daemon logged.
@@ -58,7 +65,15 @@ struct ClientOptions {
   Duration transfer_deadline = std::chrono::seconds(30);  // Fetch, Store
   int retries = 2;  // after UNAVAILABLE, within the deadline; every call is idempotent
   BreakerOptions breaker = {};
-  const Clock* clock = nullptr;  // for the breaker; null = real time; must outlive the client
+  // For the breaker and the ends of leases; null = real time (CLOCK_MONOTONIC); must outlive the
+  // client.
+  const Clock* clock = nullptr;
+  bool shared_memory = true;  // use it where it is offered
+  // Hash what goes through shared memory, as everything else is: fetched bytes are compared with
+  // the checksum that they were stored with, stored ones carry the caller's. Costs the pass over
+  // bytes that are in the CPU's cache anyway (docs/BENCHMARKS.md). Without it a fetched block is OK
+  // by the daemon's word and the lease's time alone.
+  bool verify_shared = true;
 };
 
 // Where a block was found.
@@ -120,6 +135,9 @@ class Lease {
   uint64_t id() const { return id_; }
   // Blocks [0, blocks) of the prompt are pinned.
   uint32_t blocks() const { return blocks_; }
+  // When it ends, by the client's clock, at the earliest; the past when it is over. To be passed on
+  // with the id (FetchParams::lease_end).
+  TimePoint end() const;
 
   // Sets the remaining time, counted from now. Errors: NOT_FOUND (it has ended).
   absl::Status Renew(Duration remaining);
@@ -130,7 +148,7 @@ class Lease {
 
  private:
   friend class Client;
-  Lease(std::shared_ptr<client_internal::Core> core, uint64_t id, uint32_t blocks);
+  Lease(std::shared_ptr<client_internal::Core> core, uint64_t id, uint32_t blocks, TimePoint end);
 
   std::shared_ptr<client_internal::Core> core_;
   uint64_t id_ = 0;
@@ -178,6 +196,10 @@ struct FetchParams {
   PartIndex part = {};
   bool allow_gaps =
       false;  // go on after a miss; otherwise all blocks after the first miss are misses
+  // For a Fetch by an id that was passed on: when the lease ends, as Lease::end said. Clients on
+  // one host share that clock. Without it, and if this client has not renewed the lease itself, it
+  // does not know how long shared memory may be read, and fetches over gRPC.
+  std::optional<TimePoint> lease_end = {};
 };
 
 enum class FetchStatus : uint8_t { kMiss = 0, kOk = 1 };
@@ -185,12 +207,16 @@ enum class FetchStatus : uint8_t { kMiss = 0, kOk = 1 };
 struct FetchedBlock {
   FetchStatus status = FetchStatus::kMiss;
   uint64_t bytes = 0;     // of the part; 0 for a miss
-  uint64_t checksum = 0;  // XXH3-64 of the part, verified
+  uint64_t checksum = 0;  // XXH3-64 of the part, verified (but see ClientOptions::verify_shared)
 };
 
 struct FetchReport {
   std::vector<FetchedBlock> blocks;  // one per block asked for
   uint32_t leading = 0;              // OK blocks before the first miss
+  uint32_t shared = 0;               // blocks read out of shared memory
+  // The lease was over, by this client's clock, before all bytes were read out of shared memory:
+  // then all blocks are misses. Take a longer lease, or renew it meanwhile.
+  bool lease_ended = false;
 };
 
 // A piece of a part as it arrived, readable only during the callback.
@@ -201,6 +227,41 @@ struct PieceView {
   std::span<const std::byte> bytes = {};
 };
 using PieceVisitor = std::function<void(const PieceView&)>;
+
+// Blocks of a lease where the daemon has them. Nothing was copied, and nothing read: compare
+// `checksum` if you want to be as sure as Fetch is.
+//
+// The bytes can be read as long as this object lives (it keeps the daemon's memory mapped, also
+// memory that the daemon would like to give back: do not keep it for long), but they are the
+// block's only until the lease ends. So: read, then ask expired(); what was read counts when it
+// says false.
+//
+//   auto views = client->FetchSharedViews(lease, params);
+//   Use(views->blocks[0].bytes);
+//   if (views->expired()) ... what was read is void
+class SharedViews {
+ public:
+  struct Block {
+    FetchStatus status = FetchStatus::kMiss;
+    // With kMiss: the block is held, but not in shared memory; Fetch brings it.
+    bool not_shared = false;
+    std::span<const std::byte> bytes = {};  // of the part; empty unless kOk
+    uint64_t checksum = 0;                  // XXH3-64 of the part, not verified
+  };
+
+  // Whether the lease is over by the client's clock: ended, released, or not to be renewed in time.
+  bool expired() const;
+
+  std::vector<Block> blocks;  // one per block asked for
+  uint32_t leading = 0;       // OK blocks before the first miss
+
+ private:
+  friend class Client;
+  std::shared_ptr<const client_internal::Core> core_;
+  uint64_t lease_id_ = 0;
+  std::optional<TimePoint> lease_end_;
+  std::vector<std::shared_ptr<const void>> mappings_;  // what `blocks` points into
+};
 
 enum class StoreDurability : uint8_t { kAccepted = 1, kDurable = 2 };  // in RAM / synced on SSD
 
@@ -234,6 +295,7 @@ struct StoreReport {
   std::vector<StoredBlock> blocks;   // one per payload
   uint32_t sent = 0;                 // blocks whose payload went over the wire
   uint32_t checksum_mismatches = 0;  // present blocks whose bytes differ from those sent
+  uint32_t shared = 0;               // of `sent`, through shared memory
 };
 
 // Totals since Connect.
@@ -244,6 +306,10 @@ struct ClientCounters {
   uint64_t refused_by_breaker = 0;
   uint64_t breaker_opened = 0;
   uint64_t checksum_failures = 0;  // fetched blocks turned into misses
+  // Through shared memory; views count as fetched when they are handed out.
+  uint64_t shared_fetched_blocks = 0;
+  uint64_t shared_stored_blocks = 0;
+  uint64_t ended_leases = 0;  // fetches whose lease was over before the bytes were read
 };
 
 // Thread-safe: any number of threads may call at the same time. Calls block until their deadline at
@@ -267,7 +333,8 @@ class Client {
   absl::StatusOr<PrefixMatch> Lookup(const Prompt& prompt, const LookupParams& params = {});
 
   // Fetches into the caller's memory: buffers[i] takes block first_block + i and must have exactly
-  // the part's bytes. Payload is copied once, from the transport's memory. The buffer of a block
+  // the part's bytes. Payload is copied once, from the transport's or the daemon's memory. The
+  // buffer of a block
   // that is not OK has undefined contents. On an error all have. Errors: NOT_FOUND (model; lease
   // unknown or ended), INVALID_ARGUMENT, DEADLINE_EXCEEDED, INTERNAL (a part of another size than
   // the buffer, a reply out of order).
@@ -288,12 +355,20 @@ class Client {
   absl::StatusOr<FetchReport> FetchViews(uint64_t lease_id, const FetchParams& params,
                                          const PieceVisitor& visit);
 
+  // Blocks of a lease without a copy and without a pass over them, in shared memory. Errors: as
+  // Fetch; UNAVAILABLE when this client has no shared memory; FAILED_PRECONDITION when it does not
+  // know when the lease ends (FetchParams::lease_end).
+  absl::StatusOr<SharedViews> FetchSharedViews(uint64_t lease_id, const FetchParams& params);
+  absl::StatusOr<SharedViews> FetchSharedViews(const Lease& lease, const FetchParams& params) {
+    return FetchSharedViews(lease.id(), params);
+  }
+
   // Stores one part of consecutive blocks; payloads[i] is the whole part of block first_block + i
-  // and is sent from where it lies. The prompt must reach through the last block stored. A block
-  // becomes visible when all its parts are stored. Blocks that Lookup (or first_missing) says are
-  // held come back kAlreadyPresent and are not sent. A rejected block is no error. Errors:
-  // NOT_FOUND (model), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (not one block fits; see RetryDelay),
-  // FAILED_PRECONDITION (kDurable without an SSD tier).
+  // and is sent, or copied to shared memory, from where it lies. The prompt must reach through the
+  // last block stored. A block becomes visible when all its parts are stored. Blocks that Lookup
+  // (or first_missing) says are held come back kAlreadyPresent and are not sent. A rejected block
+  // is no error. Errors: NOT_FOUND (model), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (not one block
+  // fits; see RetryDelay), FAILED_PRECONDITION (kDurable without an SSD tier).
   absl::StatusOr<StoreReport> Store(const Prompt& prompt, const StoreParams& params,
                                     std::span<const std::span<const std::byte>> payloads);
 
