@@ -297,6 +297,15 @@ class GivenUpTest(FakeCase, unittest.TestCase):
 class StandstillCases(DaemonCase):
     """A daemon that is stopped (SIGSTOP): its socket takes what fits and answers nothing."""
 
+    def stand_still(self):
+        self.daemon.send(signal.SIGSTOP)
+        tasks = pathlib.Path(f"/proc/{self.daemon.process.pid}/task")
+        for _ in range(1000):  # it takes a moment to reach every thread
+            if all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in tasks.glob("*/stat")):
+                return
+            threading.Event().wait(0.01)
+        self.fail("kvtierd did not stop")
+
     def test_calls_end_soon_after_their_deadline(self):
         model = self.client.register_model(opaque_spec("stopped", 4 << 20))
         prompt = kvtier.Prompt(model.id, tokens_of(1, 2))
@@ -304,7 +313,7 @@ class StandstillCases(DaemonCase):
         self.assertEqual(self.client.store_from(prompt, payloads).held, 2)
         client = self.connect(breaker=kvtier.BreakerOptions(failures_to_open=0))
         self.assertEqual(client.lookup(prompt, timeout=10).blocks, 2)
-        self.daemon.send(signal.SIGSTOP)
+        self.stand_still()
         try:
             other = kvtier.Prompt(model.id, tokens_of(2, 2))
             calls = [
@@ -326,6 +335,24 @@ class StandstillCases(DaemonCase):
         buffers = poisoned(2, 4 << 20)
         self.assertEqual(client.fetch_into(prompt, buffers).ok, [True, True])
         self.assertEqual([bytes(b) for b in buffers], payloads)
+
+    def test_many_small_calls_and_large_ones_end_too(self):
+        model = self.client.register_model(opaque_spec("many"))
+        client = self.connect(breaker=kvtier.BreakerOptions(failures_to_open=0), retries=0)
+        prompts = [kvtier.Prompt(model.id, tokens_of(seed, blocks)) for seed, blocks in
+                   [(10 + i, 400) for i in range(24)] + [(50, 20_000)] + [(60 + i, 400) for i in range(24)]]
+        self.assertEqual([client.lookup(prompt, timeout=20).failure for prompt in prompts[:2]], [None, None])
+        self.stand_still()
+        try:
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                began = time.monotonic()
+                failures = list(pool.map(lambda prompt: client.lookup(prompt, timeout=0.3).failure, prompts))
+            for failure in failures:
+                self.assertIsInstance(failure, (kvtier.DeadlineExceeded, kvtier.Unavailable))
+            self.assertLess(time.monotonic() - began, 20)  # five rounds of 0.55 s
+        finally:
+            self.daemon.send(signal.SIGCONT)
+        self.assertEqual([client.lookup(prompt, timeout=20).failure for prompt in prompts], [None] * len(prompts))
 
     def test_a_draining_daemon_is_a_miss(self):
         model = self.client.register_model(opaque_spec("drains"))

@@ -21,7 +21,7 @@ from typing import Any, Callable, Sequence, TypeVar
 
 import grpc
 
-from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, NotFound, error_of
+from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, NotFound, Unavailable, error_of
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, path_of
@@ -107,7 +107,8 @@ class PrefixMatch(Found):
 
 
 class Client:
-    """A connection to one kvtierd, made by the first call that needs it and made again when it is lost.
+    """Connections to one kvtierd (one for streams, one for the rest), made by the first call that needs them and made
+    again when they are lost.
 
     address  "unix:/path" or "host:port"
 
@@ -122,11 +123,12 @@ class Client:
     def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
         self._protocol = Protocol(address, options)
         self._lock = threading.Lock()  # guards what is below
-        self._channel: grpc.Channel | None = None
+        self._channels: list[grpc.Channel] = []
         self._methods: dict[str, Callable[..., Any]] = {}
         self._process = 0  # that made the channel
         self._closed = False
         self._watch = _CallWatch()
+        self._lane = _QuickLane()
         self._never = threading.Event()
 
     def __enter__(self) -> Client:
@@ -209,14 +211,15 @@ class Client:
             if self._closed:
                 return
             self._closed = True
-            channel, mine = self._channel, self._process == os.getpid()
-        if channel is None or not mine:
+            channels, mine = self._channels, self._process == os.getpid()
+        if not channels or not mine:
             return
         for lease_id in self._protocol.leases.open_ids():
             if not self._run(self._protocol.release(lease_id, self._protocol.leases.close(lease_id))):
                 break  # the daemon ends them when their time is up
         self._watch.close()
-        close_channel(channel, self._protocol.address)
+        for channel in channels:
+            close_channel(channel, self._protocol.address)
 
     # --------------------------------------------------------------------------------------------- I/O
 
@@ -240,21 +243,27 @@ class Client:
         if attempt.on_message is not None:
             return self._read_all(method(attempt.request, timeout=attempt.limit), attempt)
         if attempt.messages is None:
-            return self._await(method.future(attempt.request, timeout=attempt.limit), attempt)  # type: ignore
+            return self._ask(method, attempt)
         try:
-            return self._await(method.future(attempt.messages, timeout=attempt.limit), attempt)  # type: ignore
+            return _await(method.future(attempt.messages, timeout=attempt.limit), attempt)  # type: ignore
         finally:
             attempt.messages.stop()
 
-    def _await(self, call: Any, attempt: Attempt) -> Outcome:
+    def _ask(self, method: Callable[..., Any], attempt: Attempt) -> Outcome:
+        """A call of one message each way: on this thread, if gRPC is sure to end it in time; that takes half as long."""
+        size = len(attempt.request)
+        if not self._lane.enter(size):
+            outcome = _await(method.future(attempt.request, timeout=attempt.limit), attempt)  # type: ignore
+            self._lane.note(outcome)
+            return outcome
+        outcome = Outcome(error=Unavailable(f"{attempt.rpc}: given up"))
         try:
-            return Outcome(call.result(timeout=attempt.limit + GRACE_SECONDS), received=True)
-        except grpc.FutureTimeoutError:
-            return Outcome(error=stuck(attempt))
-        except (grpc.RpcError, grpc.FutureCancelledError):
-            return Outcome(error=error_of_call(call, attempt))
+            outcome = Outcome(method(attempt.request, timeout=attempt.limit), received=True)
+        except grpc.RpcError as call:
+            outcome = Outcome(error=error_of_call(call, attempt))
         finally:
-            call.cancel()  # of no effect once it has ended
+            self._lane.leave(size, outcome)
+        return outcome
 
     def _read_all(self, call: Any, attempt: Attempt) -> Outcome:
         assert attempt.on_message is not None
@@ -276,7 +285,7 @@ class Client:
 
     def _method(self, rpc: str) -> Callable[..., Any]:
         with self._lock:
-            if self._channel is None:
+            if not self._channels:
                 self._open_locked()
             elif self._process != os.getpid():
                 raise InvalidArgument(f"this client was used in process {self._process} and this is its child "
@@ -288,13 +297,57 @@ class Client:
     def _open_locked(self) -> None:
         if self._closed:
             raise InvalidArgument("the client is closed")
-        channel = grpc.insecure_channel(self._protocol.address, options=self._protocol.options.channel_options())
+        address, options = self._protocol.address, self._protocol.options.channel_options()
+        # Two connections, so that a stream whose peer stands still does not stick to the calls of one message.
+        calls, streams = (grpc.insecure_channel(address, options=options) for _ in range(2))
         for rpc in ("RegisterModel", "Lookup", "Release", "Renew"):
-            self._methods[rpc] = channel.unary_unary(path_of(rpc))
-        self._methods["Fetch"] = channel.unary_stream(path_of("Fetch"))
-        self._methods["Store"] = channel.stream_unary(path_of("Store"))
-        self._channel = channel
+            self._methods[rpc] = calls.unary_unary(path_of(rpc))
+        self._methods["Fetch"] = streams.unary_stream(path_of("Fetch"))
+        self._methods["Store"] = streams.stream_unary(path_of("Store"))
+        self._channels = [calls, streams]
         self._process = os.getpid()
+
+
+class _QuickLane:
+    """Lets a call block in gRPC while no write on its connection can be stuck: when the last call that ended was answered
+    and what is under way fits into the smallest socket buffer, even if nobody reads. Otherwise gRPC may overlook the
+    deadline."""
+
+    _BYTES = 32 << 10
+    _HEADERS = 512
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards what is below
+        self._under_way = 0  # bytes
+        self._answered = True
+
+    def enter(self, size: int) -> bool:
+        with self._lock:
+            if not self._answered or self._under_way + size + self._HEADERS > self._BYTES:
+                return False
+            self._under_way += size + self._HEADERS
+            return True
+
+    def leave(self, size: int, outcome: Outcome) -> None:
+        with self._lock:
+            self._under_way -= size + self._HEADERS
+        self.note(outcome)
+
+    def note(self, outcome: Outcome) -> None:
+        with self._lock:
+            self._answered = not isinstance(outcome.error, (DeadlineExceeded, Unavailable))
+
+
+def _await(call: Any, attempt: Attempt) -> Outcome:
+    """The end of a call that is under way, or the end of patience with it."""
+    try:
+        return Outcome(call.result(timeout=attempt.limit + GRACE_SECONDS), received=True)
+    except grpc.FutureTimeoutError:
+        return Outcome(error=stuck(attempt))
+    except (grpc.RpcError, grpc.FutureCancelledError):
+        return Outcome(error=error_of_call(call, attempt))
+    finally:
+        call.cancel()  # of no effect once it has ended
 
 
 class _CallWatch:
