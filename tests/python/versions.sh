@@ -26,7 +26,7 @@ versions=(
   "6.*    1.74.*"
   "7.*    "
 )
-tests=(keys_golden_test wire_test client_test faults_test identity_test)
+tests=(keys_golden_test wire_test client_test faults_test identity_test programs_test)
 
 make_venv() {
   if [[ -n ${UV:-} ]]; then "$UV" venv -q --clear "$1"; else python3 -m venv --clear "$1"; fi

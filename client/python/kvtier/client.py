@@ -128,7 +128,7 @@ class Client:
         self._process = 0  # that made the channel
         self._closed = False
         self._watch = _CallWatch()
-        self._lane = _QuickLane()
+        self._lane = _QuickLane(address)
         self._never = threading.Event()
 
     def __enter__(self) -> Client:
@@ -310,20 +310,21 @@ class Client:
 
 class _QuickLane:
     """Lets a call block in gRPC while no write on its connection can be stuck: when the last call that ended was answered
-    and what is under way fits into the smallest socket buffer, even if nobody reads. Otherwise gRPC may overlook the
-    deadline."""
+    and what is under way fits into the socket's buffer, even if nobody reads. Otherwise gRPC may overlook the deadline."""
 
-    _BYTES = 32 << 10
+    _UNIX_BYTES = 96 << 10  # Linux gives 208 KiB
+    _TCP_BYTES = 8 << 10  # 16 KiB, while the other host is silent
     _HEADERS = 512
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._limit = self._UNIX_BYTES if address.startswith("unix:") else self._TCP_BYTES
         self._lock = threading.Lock()  # guards what is below
         self._under_way = 0  # bytes
         self._answered = True
 
     def enter(self, size: int) -> bool:
         with self._lock:
-            if not self._answered or self._under_way + size + self._HEADERS > self._BYTES:
+            if not self._answered or self._under_way + size + self._HEADERS > self._limit:
                 return False
             self._under_way += size + self._HEADERS
             return True
@@ -434,6 +435,8 @@ def error_of_status(rpc: str, code: grpc.StatusCode, details: str | None, initia
     number = code.value[0]
     if number == Code.UNIMPLEMENTED:
         details = "nobody serves kvtier's data API at this address"
+    if number == Code.CANCELLED:  # and not by its caller, who is not told any more
+        number, details = Code.UNAVAILABLE, f"ended by the other side or by close(): {details}"
     request_id = _metadata(initial, "kvtier-request-id")
     delay = _metadata(trailing, "retry-delay-ms")
     return error_of(number, f"{rpc}: {details}" + (f" (request {request_id})" if request_id else ""),
