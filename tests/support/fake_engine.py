@@ -259,10 +259,14 @@ class FakeEngine:
             self.step()
         return self.steps - begin
 
-    def must_be_clean(self) -> None:
-        """Right KV all along; and, once no request is left, no slot that somebody still pins."""
+    def must_be_right(self) -> None:
+        """All KV that was used so far was that of its prefix."""
         if self.wrong:
             raise WrongKv(f"wrong KV was used {len(self.wrong)} times, first {self.wrong[0]}")
+
+    def must_be_clean(self) -> None:
+        """Right, and, once no request is left, no slot that somebody still pins."""
+        self.must_be_right()
         if not self.busy and self.pool.pins:
             raise Pinned(f"{self.pool.pins} pins are left")
 
