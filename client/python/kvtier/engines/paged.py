@@ -635,6 +635,7 @@ class SchedulerHalf:
         if state.failed or partial or limit <= local:
             self._drop_answer(state)
             return 0
+        state.stale = False  # what it computes from here on is new
         answer = self._answer(state, request.namespace, hashes[:limit])
         if not self._settled(answer):
             return None
@@ -731,7 +732,7 @@ class SchedulerHalf:
         job = LoadJob(next(self._job_ids), request_id, lease_id, first, targets)
         if answer is not None:
             answer.lease_id = NO_LEASE
-        state.loading, state.stale = job.job_id, False
+        state.loading = job.job_id
         self._loads[job.job_id] = _Load(job, state)
         self._new_loads.append(job)
 
@@ -752,8 +753,12 @@ class SchedulerHalf:
         state = self._requests.setdefault(step.request.request_id, _Request())
         if state.loading is not None or state.stale:
             return
+        ready = min(step.computed_tokens // self._block_tokens,
+                    len(step.request.hashes) // self._hashes_per_block)
+        if ready <= state.saved:  # as most steps of most requests; costs nothing then
+            return
         hashes = self._block_hashes(step.request)
-        ready = min(step.computed_tokens // self._block_tokens, len(step.block_ids), len(hashes))
+        ready = min(ready, len(step.block_ids))
         namespace = self._named(step.request.namespace)
         state.saved += self._held.count_leading(namespace, hashes[state.saved:ready])
         first = state.saved

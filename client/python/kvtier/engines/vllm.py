@@ -234,6 +234,8 @@ class _Scheduler:
         # A loop that stops with its last request saves as it goes; another saves what was generated once,
         # when its request ends.
         self._save_at_end = not settings.inline()
+        self._may_load = config.kv_transfer_config.is_kv_consumer
+        self._may_save = config.kv_transfer_config.is_kv_producer
         self.half = SchedulerHalf(
             client, model, block_tokens=self._block_tokens, ranks=compat.worker_count(config),
             pinner=self._pins, options=SchedulerOptions(lookup_budget=settings.lookup_budget,
@@ -247,7 +249,7 @@ class _Scheduler:
 
     def match(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         self._requests[request.request_id] = request
-        if not compat.may_load(request):
+        if not self._may_load or not compat.may_load(request):
             return 0, False
         view = compat.view(request, self._namespace(request))
         blocks = self.half.match(view, request.num_tokens, local_tokens)
@@ -268,15 +270,15 @@ class _Scheduler:
         return found
 
     def plan(self, output: Any) -> StepPlan:
-        steps = [compat.step_of(item, self._namespace(item.request), self._save_at_end)
-                 for item in compat.scheduled(output, self._requests)]
+        scheduled = compat.scheduled(output, self._requests) if self._may_save else ()
+        steps = [compat.step_of(item, self._namespace(item.request), self._save_at_end) for item in scheduled]
         return self.half.plan(steps, compat.is_idle(output))
 
     def finished(self, request: Any, block_ids: list[int]) -> None:
         self._requests.pop(request.request_id, None)
         item = compat.Scheduled(request, block_ids, request.num_computed_tokens)
         step = compat.step_of(item, self._namespace(request), prompt_only=False)
-        self.half.finished(request.request_id, step if self._save_at_end else None)
+        self.half.finished(request.request_id, step if self._may_save and self._save_at_end else None)
 
     def stats(self) -> KvtierStats | None:
         now = self.half.counters()

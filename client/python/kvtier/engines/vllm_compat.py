@@ -325,12 +325,32 @@ class Scheduled:
     computed_tokens: int
 
 
+class _BlockTable(Sequence[int]):
+    """A request's block ids, copied from vLLM only when somebody looks."""
+
+    def __init__(self, output: SchedulerOutput, request_id: str) -> None:
+        self._output, self._request_id = output, request_id
+        self._ids: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
+
+    def _all(self) -> list[int]:
+        if self._ids is None:
+            groups = self._output.kv_connector_block_state.get_block_ids(self._request_id)
+            self._ids = groups[0] if groups else []
+        return self._ids
+
+
 def scheduled(output: SchedulerOutput, requests: dict[str, Request]) -> Iterable[Scheduled]:
-    blocks = output.kv_connector_block_state
+    """Of this step; to be used while the step is planned."""
     for request_id, tokens in output.num_scheduled_tokens.items():
-        request, ids = requests.get(request_id), blocks.get_block_ids(request_id)
-        if request is not None and ids is not None:
-            yield Scheduled(request, ids[0], request.num_computed_tokens + tokens)
+        request = requests.get(request_id)
+        if request is not None:
+            yield Scheduled(request, _BlockTable(output, request_id), request.num_computed_tokens + tokens)
 
 
 def is_idle(output: SchedulerOutput) -> bool:

@@ -1,0 +1,153 @@
+"""What the connector makes of vLLM's configuration and of files, without an engine: settings, identity, statistics."""
+import json
+import pathlib
+import random
+import shutil
+import struct
+import sys
+import tempfile
+import types
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "client" / "python"))
+
+from kvtier import Tier  # noqa: E402
+from kvtier.engines import vllm_compat as compat  # noqa: E402
+from kvtier.engines.paged import SchedulerCounters  # noqa: E402
+from kvtier.engines.vllm import KvtierStats, Settings  # noqa: E402
+
+SEED = 20
+
+
+def write_weights(path: pathlib.Path, tensors: int, tensor_bytes: int) -> None:
+    """A safetensors file of random bytes."""
+    source = random.Random(SEED)
+    heads = {f"layer.{i}": {"dtype": "U8", "shape": [tensor_bytes],
+                            "data_offsets": [i * tensor_bytes, (i + 1) * tensor_bytes]} for i in range(tensors)}
+    head = json.dumps(heads).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + source.randbytes(tensors * tensor_bytes))
+
+
+def fill(path: pathlib.Path, at: int, size: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at, 0 if at >= 0 else 2)
+        file.write(b"\x55" * size)
+
+
+class SettingsTest(unittest.TestCase):
+
+    def refused(self, words: str, **extra) -> None:
+        with self.assertRaisesRegex(ValueError, words):
+            Settings.read(extra)
+
+    def test_defaults_and_all_keys(self):
+        self.assertEqual(Settings.read({"address": "unix:/x"}), Settings("unix:/x"))
+        given = Settings.read({"address": "h:1", "tenant": "t", "revision": "r", "load": "sync", "lookup_budget": 1,
+                               "load_budget": 0.5, "save_budget": 2})
+        self.assertEqual((given.load, given.save_budget, given.inline()), ("sync", 2, True))
+
+    def test_what_is_wrong_is_named(self):
+        self.refused("address")
+        self.refused("unknown keys.*adress", adress="unix:/x", address="unix:/x")
+        self.refused("tenant is 3", address="unix:/x", tenant=3)
+        self.refused("load is \"later\"", address="unix:/x", load="later")
+        self.refused("lookup_budget is 0", address="unix:/x", lookup_budget=0)
+        self.refused("load_budget is True", address="unix:/x", load_budget=True)
+
+
+class DigestTest(unittest.TestCase):
+
+    def setUp(self):
+        print(f"seed {SEED}")
+        self.root = pathlib.Path(tempfile.mkdtemp(prefix="kvtier_digest_"))
+        self.addCleanup(shutil.rmtree, self.root)
+        self.folder = self.root / "model"
+        self.folder.mkdir()
+        self.file = self.folder / "model.safetensors"
+        write_weights(self.file, tensors=40, tensor_bytes=8192)
+
+    def test_a_copy_elsewhere_is_the_same(self):
+        copy = shutil.copytree(self.folder, self.root / "elsewhere")
+        self.assertEqual(compat.folder_digest(self.folder), compat.folder_digest(copy))
+
+    def test_another_tensor_shows_wherever_it_is(self):
+        before = compat.folder_digest(self.folder)
+        for tensor in (1, 20, 40):
+            copy = shutil.copytree(self.folder, self.root / f"tensor{tensor}")
+            fill(copy / self.file.name, -tensor * 8192, 8192)
+            self.assertNotEqual(compat.folder_digest(copy), before, tensor)
+
+    def test_size_name_and_number_of_files_show(self):
+        seen = {compat.folder_digest(self.folder)}
+        shutil.copy(self.file, self.folder / "more.safetensors")
+        seen.add(compat.folder_digest(self.folder))
+        (self.folder / "more.safetensors").rename(self.folder / "other.safetensors")
+        seen.add(compat.folder_digest(self.folder))
+        (self.folder / "other.bin").write_bytes(b"x" * 1000)
+        seen.add(compat.folder_digest(self.folder))
+        self.assertEqual(len(seen), 4)
+
+    def test_weights_that_nobody_can_identify_are_refused(self):
+        model = types.SimpleNamespace(model="org/name", hf_config=types.SimpleNamespace(_commit_hash=None))
+        with self.assertRaisesRegex(ValueError, "revision"):
+            compat.weights_digest(model)
+        model.hf_config._commit_hash = "0123abcd"
+        self.assertEqual(compat.weights_digest(model), "0123abcd")
+
+
+class AdaptersTest(unittest.TestCase):
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="kvtier_adapter_"))
+        self.addCleanup(shutil.rmtree, self.folder)
+        write_weights(self.folder / "adapter_model.safetensors", tensors=4, tensor_bytes=512)
+
+    def name(self, adapters: compat.Adapters, name: str = "a", folder: pathlib.Path | None = None) -> str:
+        return adapters.name(types.SimpleNamespace(lora_name=name, lora_path=str(folder or self.folder)))
+
+    def test_none_has_no_name(self):
+        self.assertEqual(compat.Adapters().name(None), "")
+
+    def test_same_name_and_files_are_the_same_in_every_process(self):
+        self.assertEqual(self.name(compat.Adapters()), self.name(compat.Adapters()))
+
+    def test_name_and_files_both_count(self):
+        adapters = compat.Adapters()
+        first = self.name(adapters)
+        self.assertNotEqual(self.name(adapters, "b"), first)
+        fill(self.folder / "adapter_model.safetensors", -2048, 2048)
+        self.assertNotEqual(self.name(adapters), first)
+
+    def test_one_that_is_not_in_files_is_shared_with_nobody(self):
+        missing = self.folder / "missing"
+        adapters = compat.Adapters()
+        self.assertEqual(self.name(adapters, folder=missing), self.name(adapters, folder=missing))
+        self.assertNotEqual(self.name(adapters, folder=missing), self.name(compat.Adapters(), folder=missing))
+
+
+class StatsTest(unittest.TestCase):
+
+    def test_an_interval_has_increases_and_the_last_gauge(self):
+        before = SchedulerCounters(lookups=3, blocks_loaded=4, pinned_blocks=2)
+        after = SchedulerCounters(lookups=5, blocks_loaded=4, pinned_blocks=7)
+        stats = KvtierStats.between(before, after)
+        self.assertEqual((stats.data["lookups"], stats.data["blocks_loaded"], stats.data["pinned_blocks"]), (2, 0, 7))
+        self.assertIsNone(KvtierStats.between(after, after))
+
+    def test_intervals_add_up(self):
+        one = KvtierStats(data={"lookups": 2, "bytes_loaded": 10**9, "load_seconds": 0.5, "pinned_blocks": 3})
+        both = one.aggregate(KvtierStats(data={"lookups": 1, "bytes_loaded": 10**9, "load_seconds": 0.5,
+                                               "pinned_blocks": 0}))
+        self.assertEqual((both.data["lookups"], both.data["pinned_blocks"]), (3, 0))
+        self.assertEqual(both.reduce()["kvtier load GB/s"], 2.0)
+
+
+class SourcesTest(unittest.TestCase):
+
+    def test_tiers_have_vllms_names(self):
+        self.assertEqual(compat.HIT_SOURCES[Tier.RAM].value, "host")
+        self.assertEqual(compat.HIT_SOURCES[Tier.SSD].value, "disk")
+
+
+if __name__ == "__main__":
+    unittest.main()
