@@ -5,8 +5,10 @@ import dataclasses
 import unittest
 
 import torch
-from support import (BLOCK, GREEDY, EngineTest, answer, go_on, ids_of, model_of, padded)
+from support import (BLOCK, GREEDY, EngineTest, answer, go_on, ids_of, model_of, padded, planted)
 from tiny_model import TINY
+
+from kvtier.engines.transformers import _Staging
 
 MHA = dataclasses.replace(TINY, kv_heads=4)
 MQA = dataclasses.replace(TINY, kv_heads=1)
@@ -103,8 +105,29 @@ class BatchTest(EngineTest):
         # Sixteen tokens of the second row are known now, all of the first: the second decides.
         other = torch.cat([cold[:, :20], ids_of("tail", 44)], dim=1)
         both, mask = padded(known, other)
-        live.layers[0].keys  # the live cache has the first 20 tokens of both rows
-        self.check(cache, model, both, mask, live, BLOCK)
+        self.check(cache, model, both, mask, live, BLOCK)  # the live cache has the first 20 tokens of both
+
+    def test_control_padding_out_of_place(self):
+        """The rows' blocks put one column off change the logits."""
+        model = model_of()
+        cache = self.cache(model, self.start().address)
+        ids, mask = padded(ids_of("place", 60), ids_of("place two", 50))
+        live = self.check(cache, model, ids, mask, None, 0)
+        self.check(cache, model, ids, mask, live, 48)
+        buffers = _Staging.buffers
+
+        def one_off(staging, index):
+            row = staging._rows[index]
+            staging._rows[index] = row._replace(pad=max(0, row.pad - 1))
+            try:
+                return buffers(staging, index)
+            finally:
+                staging._rows[index] = row
+        with planted(_Staging, "buffers", one_off):
+            _, logits = cache.prefill(ids, mask, logits_to_keep=0)
+        expected = go_on(model, ids, live, 48, mask)
+        self.assert_bits(logits[0], expected[0])
+        self.assertFalse(torch.equal(logits[1], expected[1]))
 
     def test_a_batch_whose_rows_end_at_different_steps(self):
         model = model_of()

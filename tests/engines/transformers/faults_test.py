@@ -2,6 +2,7 @@
 its control: before it, and after it is over, the same prompt is served from kvtier."""
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import unittest
@@ -9,9 +10,9 @@ import unittest
 import grpc
 import torch
 from grpc_proxy import Fault, Gate, GrpcProxy
-from support import GREEDY, PATIENT, EngineTest, answer, ids_of, kvtier, model_of
+from support import GREEDY, PATIENT, EngineTest, answer, ids_of, kvtier, model_of, planted
 
-from kvtier.engines.transformers import KvtierCache, Timeouts
+from kvtier.engines.transformers import CallReport, KvtierCache, Timeouts
 
 TOKENS = 100
 WHOLE = 96
@@ -71,13 +72,23 @@ class FaultsTest(EngineTest):
         self.start("--ssd-bytes", "64MiB")
         self.assert_hit_soon(cache)
 
+    def test_control_a_failure_that_is_not_taken_for_a_miss(self):
+        """Without the connector's care a dead daemon would end the generation."""
+        kvtierd = self.start()
+        cache = self.cache(self.model, kvtierd.address)
+        self.generate(cache)
+        kvtierd.kill()
+        with planted(cache, "_as_misses", lambda *unused: contextlib.nullcontext()):
+            with self.assertRaises(kvtier.Error):
+                cache.generate(self.ids, **GREEDY)
+
     def test_killed_during_a_fetch(self):
-        self.killed_during("Fetch", stored=False)
+        self.killed_during("Fetch")
 
     def test_killed_during_a_store(self):
-        self.killed_during("Store", stored=False, cold=True)
+        self.killed_during("Store", cold=True)
 
-    def killed_during(self, method, stored, cold=False):
+    def killed_during(self, method, cold=False):
         kvtierd = self.start()
         with GrpcProxy(kvtierd.address) as proxy:
             cache = self.cache(self.model, proxy.address)
@@ -85,7 +96,7 @@ class FaultsTest(EngineTest):
                 self.generate(cache)
                 self.assert_hit(cache)
             fault = proxy.inject(Fault(method, gate=Gate()))
-            calls = []
+            calls: list[CallReport] = []
             worker = threading.Thread(target=lambda: calls.append(self.generate(cache)))
             worker.start()
             fault.gate.wait_arrived(1)

@@ -13,6 +13,9 @@ from tiny_model import TINY
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from kvtier.engines import transformers_model
+from kvtier.engines.transformers import KvtierCache
+
 NAMESPACE = kvtier.Namespace(tenant="a", salt=b"1", adapter="x@1")
 TOKENS = 100
 WHOLE = 96
@@ -116,7 +119,6 @@ class IdentityTest(EngineTest):
                 self.assert_none(self.cache(model, self.address))
 
     def test_block_tokens(self):
-        from kvtier.engines.transformers import KvtierCache
         self.cache(model_of(), self.address).prefill(self.ids)
         with KvtierCache(model_of(), self.address, block_tokens=32) as other:
             other.prefill(self.ids)
@@ -130,6 +132,16 @@ class IdentityTest(EngineTest):
         self.cache(model_of(), self.address).prefill(self.ids)
         self.assert_all(self.cache(model_of(TINY, "eager"), self.address))
         self.assert_none(self.cache(changed_config(_attn_implementation="sdpa_of_a_test"), self.address))
+
+    def test_control_identity_without_weights(self):
+        """With the weights left out of the identity another model's KV is found, and changes the answer."""
+        other = model_of(dataclasses.replace(TINY, seed=1))
+        with unittest.mock.patch.object(transformers_model, "weights_digest", lambda *unused, **also: "same"):
+            self.cache(model_of(), self.address).prefill(self.ids)
+            wrong = self.cache(other, self.address)
+            out = wrong.generate(self.ids, **GREEDY)
+        self.assert_served(wrong, WHOLE)
+        self.assertFalse(torch.equal(out, answer(other, self.ids)))
 
     def test_answers_do_not_cross(self):
         """Two random models of one shape take turns with one prompt; each answers as it does alone."""

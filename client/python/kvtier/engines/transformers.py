@@ -33,7 +33,7 @@ quantised caches, models on several devices, models in training mode, rope types
 prompt's length. Refused by generate: beams, several sequences per prompt, assisted generation, chunked
 prefill, other caches, and inputs beside tokens (images, embeddings, position_ids).
 
-Tested with transformers 5.19 and torch 2.13 on CPU. Not thread-safe, as models are not.
+Tested with transformers 4.57, 5.19 and 5.24 and torch 2.13 on CPU. Not thread-safe, as models are not.
 """
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ import transformers
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import kvtier
-from kvtier.engines.transformers_model import (KvShape, UnsupportedModel, has_adapters, identity, kv_shape)
+from kvtier.engines.transformers_model import (KvShape, UnsupportedModel, cache_name, has_adapters, identity,
+                                               kv_shape)
 
 __all__ = ["CallReport", "KvtierCache", "Prefill", "Timeouts", "UnsupportedModel"]
 
@@ -168,6 +169,7 @@ class KvtierCache:
         self._rate = prefill_tokens_per_second
         self._check_adapter()
         self._shape = kv_shape(model)
+        self._cache_name = cache_name(model)
         self._spec = _spec(model, self._shape, block_tokens, name, revision)
         self._model_id = self._spec.id()
         self._registered = False
@@ -219,8 +221,8 @@ class KvtierCache:
         report = self.last_call = CallReport(prompt_tokens=sum(len(row.tokens) for row in rows))
         with _PositionCounter(self._model) as counter:
             loaded = self._load(rows, input_ids.shape[1], report)
-            output = self._model.generate(input_ids, attention_mask=mask, past_key_values=loaded.cache,
-                                          **arguments)
+            arguments[self._cache_name] = loaded.cache
+            output = self._model.generate(input_ids, attention_mask=mask, **arguments)
         report.prefill_positions, report.decode_positions = counter.first, counter.rest
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         rows = _grown(rows, sequences, loaded.cache.get_seq_length())
@@ -238,7 +240,8 @@ class KvtierCache:
         loaded = self._load(rows, input_ids.shape[1], report)
         with _PositionCounter(self._model) as counter, torch.no_grad():
             inputs = _forward_inputs(self._model, input_ids, mask, loaded.columns, logits_to_keep)
-            output = self._model(**inputs, past_key_values=loaded.cache, use_cache=True)
+            inputs[self._cache_name] = loaded.cache
+            output = self._model(**inputs, use_cache=True)
         report.prefill_positions = counter.first
         self._store(rows, loaded.held, loaded.cache, report)
         return Prefill(loaded.cache, output.logits[:, -logits_to_keep:])
@@ -285,7 +288,7 @@ class KvtierCache:
                              "active one and its revision")
 
     def _check_arguments(self, arguments: dict[str, Any]) -> None:
-        own = self._model.generation_config  # counts where the caller's says nothing
+        own = self._model.generation_config
         config = arguments.get("generation_config") or own
         known = set(inspect.signature(self._model.generate).parameters) - {"kwargs", "inputs"}
         for name in arguments:
@@ -293,10 +296,11 @@ class KvtierCache:
                 raise ValueError(f"{name}: not an argument that the cached generate takes; the KV may depend "
                                  "on tokens and attention_mask only")
         for name, allowed in _ONLY_VALUES.items():
-            told = (arguments.get(name), getattr(config, name, None), getattr(own, name, None))
-            value = next((one for one in told if one is not None), None)
-            if value not in allowed:
-                raise ValueError(f"{name}: {value}; must be {allowed[-1]}")
+            # The model's own setting may count where the caller's is None or, in 4.x, the default.
+            told = [arguments] if name in arguments else [vars(config), vars(own)]
+            for value in (values.get(name) for values in told):
+                if value not in allowed:
+                    raise ValueError(f"{name}: {value}; must be {allowed[-1]}")
 
     # ---------------------------------------------------------------------------------------- load, store
 

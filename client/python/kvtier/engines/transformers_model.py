@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 from typing import Any, Iterator
 
@@ -119,11 +120,10 @@ def _probe(model: transformers.PreTrainedModel) -> list[DynamicLayer]:
     rows = (rows % model.config.get_text_config(decoder=True).vocab_size).to(model.device)
     with torch.no_grad():
         output = model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=True)
-    cache = getattr(output, "past_key_values", None)
+    cache = getattr(output, cache_name(model), None)
     layers = getattr(cache, "layers", None)
     if not layers:
-        raise UnsupportedModel(f"model: its cache is a {type(cache).__name__} in past_key_values; must be a "
-                               "DynamicCache")
+        raise UnsupportedModel(f"model: its cache is a {type(cache).__name__}; must be a DynamicCache")
     other = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
     if other:
         raise UnsupportedModel(f"model: its cache has layers of the kind {', '.join(other)}; all must be "
@@ -137,6 +137,11 @@ def _probe(model: transformers.PreTrainedModel) -> list[DynamicLayer]:
                 raise UnsupportedModel("model: the KV of its first tokens depends on later ones; must be "
                                        "causal")
     return layers
+
+
+def cache_name(model: transformers.PreTrainedModel) -> str:
+    """What forward, its output and generate call the cache: `cache` from transformers 5.24 on."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def has_adapters(model: transformers.PreTrainedModel) -> bool:
