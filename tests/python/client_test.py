@@ -1,4 +1,5 @@
 """The package against the real daemon: what is stored comes back byte for byte, or it is a miss."""
+
 import array
 import os
 import pathlib
@@ -10,8 +11,14 @@ import unittest
 import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from package import (BLOCK, DaemonCase, both, daemon, kvtier, opaque_spec, payloads_of, poisoned,  # noqa: E402
-                     tokens_of)
+from package import (  # noqa: E402
+    DaemonCase,
+    both,
+    kvtier,
+    opaque_spec,
+    payloads_of,
+    tokens_of,
+)
 
 try:
     import numpy
@@ -117,8 +124,10 @@ class TransferCases(DaemonCase):
         prompt = kvtier.Prompt(model.id, tokens_of(9, 3))
         payloads = payloads_of(9, 3, 4096)
         report = self.client.store_from(prompt, payloads[1:], first_block=1)
-        self.assertEqual(report.outcomes[0], kvtier.StoredBlock(kvtier.StoreVerdict.REJECTED,
-                                                                kvtier.StoreRefusal.NO_PARENT))
+        self.assertEqual(
+            report.outcomes[0],
+            kvtier.StoredBlock(kvtier.StoreVerdict.REJECTED, kvtier.StoreRefusal.NO_PARENT),
+        )
         self.assertEqual((report.held, report.failure), (0, None))
         self.assertEqual(self.client.store_from(prompt, payloads).held, 3)
 
@@ -132,7 +141,9 @@ class TransferCases(DaemonCase):
         with self.client.lookup(prompt, lease=60) as found:
             self.assertEqual(found.blocks, 1)
             for rank in range(2):
-                self.assertEqual(self.fetched(found.lease, 1, 1000, part=kvtier.Part(0, rank))[1], halves[rank])
+                self.assertEqual(
+                    self.fetched(found.lease, 1, 1000, part=kvtier.Part(0, rank))[1], halves[rank]
+                )
 
     def test_engine_hashes(self):
         model = self.model("hashes")
@@ -152,7 +163,9 @@ class TransferCases(DaemonCase):
         verified = []
         protocol = getattr(self.client, "inner", self.client)._protocol
         release = protocol.release
-        protocol.release = lambda lease, blocks, *rest: verified.append(blocks) or release(lease, blocks, *rest)
+        protocol.release = lambda lease, blocks, *rest: (
+            verified.append(blocks) or release(lease, blocks, *rest)
+        )
         with self.client.lookup(prompt, lease=60) as found:
             lease_id = found.lease.id
             self.assertTrue(found.lease)
@@ -211,18 +224,28 @@ class TransferCases(DaemonCase):
         good = bytearray(4096)
         cases = [
             ("buffers is empty", lambda: self.client.fetch_into(prompt, [])),
-            ("buffers[1] has 4095 bytes, the part has 4096",
-             lambda: self.client.fetch_into(prompt, [good, bytearray(4095)])),
+            (
+                "buffers[1] has 4095 bytes, the part has 4096",
+                lambda: self.client.fetch_into(prompt, [good, bytearray(4095)]),
+            ),
             ("buffers[0] has 4097 bytes", lambda: self.client.store_from(prompt, [[bytes(4096), b"x"]])),
             ("buffers[0] is read-only", lambda: self.client.fetch_into(prompt, [bytes(4096)])),
             ("buffers[0] is a int", lambda: self.client.store_from(prompt, [4096])),
             ("buffers[0][1] is a str", lambda: self.client.store_from(prompt, [[good, "x"]])),
-            ("buffers[0] is not contiguous", lambda: self.client.store_from(prompt, [memoryview(bytes(8192))[::2]])),
-            ("part.rank is 1, the limits are 0 and 0",
-             lambda: self.client.fetch_into(prompt, [good], part=kvtier.Part(0, 1))),
+            (
+                "buffers[0] is not contiguous",
+                lambda: self.client.store_from(prompt, [memoryview(bytes(8192))[::2]]),
+            ),
+            (
+                "part.rank is 1, the limits are 0 and 0",
+                lambda: self.client.fetch_into(prompt, [good], part=kvtier.Part(0, 1)),
+            ),
             ("lease is 601 s", lambda: self.client.lookup(prompt, lease=601)),
             ("timeout is 0 s", lambda: self.client.lookup(prompt, timeout=0)),
-            ("prefill_tokens_per_second is -1", lambda: self.client.lookup(prompt, prefill_tokens_per_second=-1)),
+            (
+                "prefill_tokens_per_second is -1",
+                lambda: self.client.lookup(prompt, prefill_tokens_per_second=-1),
+            ),
             ("lease_id is 0", lambda: self.client.fetch_into(0, [good])),
             # These only the daemon can know.
             ("first_block", lambda: self.client.store_from(prompt, [good], first_block=2, first_missing=0)),
@@ -237,9 +260,11 @@ class TransferCases(DaemonCase):
         with self.assertRaises(kvtier.InvalidArgument):
             self.client.register_model(opaque_spec("x", 65 * MIB))
         unknown = kvtier.Prompt(bytes(16), tokens_of(18, 1))
-        for failure in (self.client.lookup(unknown).failure,
-                        self.client.store_from(unknown, [b"x"]).failure,
-                        self.client.fetch_into(unknown, [bytearray(1)]).failure):
+        for failure in (
+            self.client.lookup(unknown).failure,
+            self.client.store_from(unknown, [b"x"]).failure,
+            self.client.fetch_into(unknown, [bytearray(1)]).failure,
+        ):
             self.assertIsInstance(failure, kvtier.NotFound)
 
     def test_random_spec_ids_are_the_daemons(self):
@@ -248,12 +273,31 @@ class TransferCases(DaemonCase):
         rng = random.Random(seed)
         for i in range(20):
             ranks = rng.choice((1, 2, 4))
-            groups = [kvtier.LayerGroup(rng.choice((
-                kvtier.GroupedAttention(4 * rng.randint(1, 3), rng.randint(1, 64), rng.choice((0, 16))),
-                kvtier.LatentAttention(rng.randint(1, 64), rng.randint(0, 8)),
-                kvtier.StateLayers(rng.randint(1, 99) * 4))), rng.randint(1, 5)) for _ in range(rng.randint(1, 4))]
-            spec = kvtier.ModelSpec(f"m{i}\u00e9", f"r{rng.random()}", rng.randint(1, 64), rng.choice(list(kvtier.DType)[1:]),
-                                    groups, ranks, rng.choice(list(kvtier.PackOrder)), rng.randbytes(rng.randint(0, 64)))
+            groups = [
+                kvtier.LayerGroup(
+                    rng.choice(
+                        (
+                            kvtier.GroupedAttention(
+                                4 * rng.randint(1, 3), rng.randint(1, 64), rng.choice((0, 16))
+                            ),
+                            kvtier.LatentAttention(rng.randint(1, 64), rng.randint(0, 8)),
+                            kvtier.StateLayers(rng.randint(1, 99) * 4),
+                        )
+                    ),
+                    rng.randint(1, 5),
+                )
+                for _ in range(rng.randint(1, 4))
+            ]
+            spec = kvtier.ModelSpec(
+                f"m{i}\u00e9",
+                f"r{rng.random()}",
+                rng.randint(1, 64),
+                rng.choice(list(kvtier.DType)[1:]),
+                groups,
+                ranks,
+                rng.choice(list(kvtier.PackOrder)),
+                rng.randbytes(rng.randint(0, 64)),
+            )
             model = self.client.register_model(spec)  # compares ids and part sizes
             self.assertEqual((model.id, model.part_bytes), (spec.id(), spec.part_bytes()))
 
@@ -263,7 +307,9 @@ class TransferCases(DaemonCase):
         self.client.lookup(kvtier.Prompt(model.id, tokens_of(19, 1)))
         after = self.client.counters()
         self.assertEqual(after.calls - before.calls, 1)
-        self.assertEqual((after.failures, after.retries, after.checksum_failures, after.refused_by_breaker), (0, 0, 0, 0))
+        self.assertEqual(
+            (after.failures, after.retries, after.checksum_failures, after.refused_by_breaker), (0, 0, 0, 0)
+        )
 
 
 class SyncOnlyTest(DaemonCase, unittest.TestCase):
@@ -334,7 +380,9 @@ class RestartCases(DaemonCase):
             self.assertIsInstance(client.lookup(prompt).failure, kvtier.Unavailable)
         self.assertGreater(client.counters().breaker_opened, 0)
         self.assertIsInstance(self.fetched(prompt, 5, 100_000)[0].failure, kvtier.Unavailable)
-        self.assertIsInstance(client.store_from(prompt, payloads, first_missing=0).failure, kvtier.Unavailable)
+        self.assertIsInstance(
+            client.store_from(prompt, payloads, first_missing=0).failure, kvtier.Unavailable
+        )
         self.daemon = self.start()
         self.assertEqual(self.blocks_in_the_end(client, prompt), 5)
         self.assertEqual(self.fetched(prompt, 5, 100_000)[1], payloads)

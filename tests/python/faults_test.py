@@ -1,4 +1,5 @@
 """The package against servers that fail, lie, hang or do not exist. Each lie is paired with the truth."""
+
 import concurrent.futures
 import pathlib
 import signal
@@ -9,12 +10,21 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from package import (CLIENTS, DaemonCase, both, daemon, kvtier, opaque_spec, payloads_of, poisoned,  # noqa: E402
-                     tokens_of)
+from package import (  # noqa: E402
+    CLIENTS,
+    DaemonCase,
+    both,
+    daemon,
+    kvtier,
+    opaque_spec,
+    payloads_of,
+    poisoned,
+    tokens_of,
+)
 
 import grpc  # noqa: E402
 import xxhash  # noqa: E402
-from kvtier import breaker, wire  # noqa: E402
+from kvtier import breaker  # noqa: E402
 from kvtier.v1 import kvtier_pb2 as pb  # noqa: E402
 
 SIZE = 5000
@@ -24,8 +34,8 @@ OK = grpc.StatusCode
 
 
 class FakeServer:
-    """Answers what it is told to. ``replies[rpc]`` is a list of what each call gets in turn, the last for all that follow:
-    bytes, a list of bytes (Fetch), or a function of the call's context that returns either."""
+    """Answers what it is told to. ``replies[rpc]`` is a list of what each call gets in turn, the last for all
+    that follow: bytes, a list of bytes (Fetch), or a function of the call's context that returns either."""
 
     def __init__(self):
         self.replies = {}
@@ -37,10 +47,15 @@ class FakeServer:
         self.address = f"unix:{self._folder.name}/fake.sock"
         self._server.add_insecure_port(self.address)
         make = {"Fetch": grpc.unary_stream_rpc_method_handler, "Store": grpc.stream_unary_rpc_method_handler}
-        handlers = {rpc: make.get(rpc, grpc.unary_unary_rpc_method_handler)(getattr(self, f"_{rpc.lower()}", None)
-                                                                            or self._unary(rpc))
-                    for rpc in ("RegisterModel", "Lookup", "Fetch", "Store", "Release", "Renew")}
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("kvtier.v1.KvCache", handlers)])
+        handlers = {
+            rpc: make.get(rpc, grpc.unary_unary_rpc_method_handler)(
+                getattr(self, f"_{rpc.lower()}", None) or self._unary(rpc)
+            )
+            for rpc in ("RegisterModel", "Lookup", "Fetch", "Store", "Release", "Renew")
+        }
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("kvtier.v1.KvCache", handlers)]
+        )
         self._server.start()
 
     def __enter__(self):
@@ -74,12 +89,18 @@ def fails(code, text="told to", **trailing):
     def reply(context):
         context.set_trailing_metadata([(k.replace("_", "-"), v) for k, v in trailing.items()])
         context.abort(code, text)
+
     return reply
 
 
 def model_reply(spec=SPEC, **changed):
-    fields = {"model_id": spec.id(), "part_bytes": spec.part_bytes(), "block_bytes": spec.block_bytes(),
-              "layer_groups": 1, "tensor_parallel": 1}
+    fields = {
+        "model_id": spec.id(),
+        "part_bytes": spec.part_bytes(),
+        "block_bytes": spec.block_bytes(),
+        "layer_groups": 1,
+        "tensor_parallel": 1,
+    }
     return pb.RegisterModelResponse(**{**fields, **changed}).SerializeToString()
 
 
@@ -93,8 +114,13 @@ def stored_reply(*statuses):
 
 def piece(block, **changed):
     payload = PAYLOADS[block]
-    fields = {"block": block, "status": pb.BLOCK_STATUS_OK, "part_bytes": SIZE, "payload": payload,
-              "checksum": xxhash.xxh3_64_intdigest(payload)}
+    fields = {
+        "block": block,
+        "status": pb.BLOCK_STATUS_OK,
+        "part_bytes": SIZE,
+        "payload": payload,
+        "checksum": xxhash.xxh3_64_intdigest(payload),
+    }
     return pb.FetchResponse(pieces=[pb.Piece(**{**fields, **changed})]).SerializeToString()
 
 
@@ -103,9 +129,14 @@ class FakeCase:
 
     def setUp(self):
         self.server = self.enterContext(FakeServer())
-        self.server.replies = {"RegisterModel": [model_reply()], "Lookup": [found_reply(2)],
-                               "Fetch": [[piece(0), piece(1)]], "Store": [stored_reply(1, 1)], "Release": [b""],
-                               "Renew": [b""]}
+        self.server.replies = {
+            "RegisterModel": [model_reply()],
+            "Lookup": [found_reply(2)],
+            "Fetch": [[piece(0), piece(1)]],
+            "Store": [stored_reply(1, 1)],
+            "Release": [b""],
+            "Renew": [b""],
+        }
         self.client = self.connect()
         self.prompt = kvtier.Prompt(SPEC.id(), tokens_of(1, 2))
 
@@ -147,7 +178,11 @@ class LieCases(FakeCase):
             ("RegisterModel", b"\xff", lambda: self.client.register_model(SPEC)),
             ("Lookup", b"\x0a\xff", lambda: self.client.lookup(self.prompt)),
             ("Lookup", b"\x0a\xff", lambda: self.client.store_from(self.prompt, PAYLOADS)),
-            ("Store", stored_reply(1), lambda: self.client.store_from(self.prompt, PAYLOADS, first_missing=0)),
+            (
+                "Store",
+                stored_reply(1),
+                lambda: self.client.store_from(self.prompt, PAYLOADS, first_missing=0),
+            ),
             ("Store", b"\x0a\xff", lambda: self.client.store_from(self.prompt, PAYLOADS, first_missing=0)),
             ("Fetch", [b"\x0a\xff"], self.fetch),
             ("Fetch", [piece(1), piece(0)], self.fetch),
@@ -166,18 +201,28 @@ class LieCases(FakeCase):
     def test_a_load_time_that_is_nonsense_is_not_measured(self):
         run = pb.TierRun(tier=9, blocks=2, load_seconds=float("inf"))
         self.server.replies["Lookup"] = [found_reply(2, runs=[run])]
-        self.assertEqual(self.client.lookup(self.prompt).runs, (kvtier.TierSpan(kvtier.Tier.UNKNOWN, 2, 0.0),))
+        self.assertEqual(
+            self.client.lookup(self.prompt).runs, (kvtier.TierSpan(kvtier.Tier.UNKNOWN, 2, 0.0),)
+        )
 
     def test_codes_become_failures(self):
-        for code, kind in ((OK.NOT_FOUND, kvtier.NotFound), (OK.FAILED_PRECONDITION, kvtier.FailedPrecondition),
-                           (OK.RESOURCE_EXHAUSTED, kvtier.ResourceExhausted), (OK.UNKNOWN, kvtier.Error),
-                           (OK.PERMISSION_DENIED, kvtier.Error)):
+        for code, kind in (
+            (OK.NOT_FOUND, kvtier.NotFound),
+            (OK.FAILED_PRECONDITION, kvtier.FailedPrecondition),
+            (OK.RESOURCE_EXHAUSTED, kvtier.ResourceExhausted),
+            (OK.UNKNOWN, kvtier.Error),
+            (OK.PERMISSION_DENIED, kvtier.Error),
+        ):
             for rpc in ("Lookup", "Fetch", "Store", "Release", "Renew"):
                 self.server.replies[rpc] = [fails(code, retry_delay_ms="1500")]
-            failures = [self.client.lookup(self.prompt).failure, self.fetch().failure,
-                        self.client.store_from(self.prompt, PAYLOADS).failure,
-                        self.client.store_from(self.prompt, PAYLOADS, first_missing=0).failure,
-                        self.client.release(5).failure, self.client.renew(5, 1).failure]
+            failures = [
+                self.client.lookup(self.prompt).failure,
+                self.fetch().failure,
+                self.client.store_from(self.prompt, PAYLOADS).failure,
+                self.client.store_from(self.prompt, PAYLOADS, first_missing=0).failure,
+                self.client.release(5).failure,
+                self.client.renew(5, 1).failure,
+            ]
             with self.subTest(code):
                 self.assertEqual([type(f) for f in failures], [kind] * 6)
                 self.assertEqual([f.code for f in failures], [code.value[0]] * 6)
@@ -240,8 +285,10 @@ class LieCases(FakeCase):
             self.assertIsInstance(client.lookup(self.prompt).failure, kvtier.Unavailable)
         self.assertEqual(self.server.calls, [])
         counters = client.counters()
-        self.assertEqual((counters.calls, counters.failures, counters.refused_by_breaker, counters.breaker_opened),
-                         (3, 3, 100, 1))
+        self.assertEqual(
+            (counters.calls, counters.failures, counters.refused_by_breaker, counters.breaker_opened),
+            (3, 3, 100, 1),
+        )
 
     def test_a_timeout_of_the_call_goes_before(self):
         self.server.replies["Fetch"] = [lambda context: [piece(0), self.server.closing.wait(60) and b""]]
@@ -250,8 +297,12 @@ class LieCases(FakeCase):
         self.assertEqual(report.ok, [False, False])
 
     def test_nobody_and_somebody_else(self):
-        with tempfile.TemporaryDirectory() as folder, \
-                CLIENTS[self.CLIENT](f"unix:{folder}/nobody.sock", kvtier.ClientOptions(lookup_deadline=5)) as client:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            CLIENTS[self.CLIENT](
+                f"unix:{folder}/nobody.sock", kvtier.ClientOptions(lookup_deadline=5)
+            ) as client,
+        ):
             self.assertIsInstance(client.lookup(self.prompt).failure, kvtier.Unavailable)
             with self.assertRaises(kvtier.Unavailable):
                 client.register_model(SPEC)
@@ -270,6 +321,7 @@ class GivenUpTest(FakeCase, unittest.TestCase):
 
     def test_a_cancelled_coroutine_ends_its_call_and_says_nothing_of_the_daemon(self):
         import asyncio
+
         entered, ended = threading.Event(), threading.Event()
 
         def hang(context):
@@ -346,8 +398,12 @@ class StandstillCases(DaemonCase):
     def test_many_small_calls_and_large_ones_end_too(self):
         model = self.client.register_model(opaque_spec("many"))
         client = self.connect(breaker=kvtier.BreakerOptions(failures_to_open=0), retries=0)
-        prompts = [kvtier.Prompt(model.id, tokens_of(seed, blocks)) for seed, blocks in
-                   [(10 + i, 400) for i in range(24)] + [(50, 20_000)] + [(60 + i, 400) for i in range(24)]]
+        prompts = [
+            kvtier.Prompt(model.id, tokens_of(seed, blocks))
+            for seed, blocks in [(10 + i, 400) for i in range(24)]
+            + [(50, 20_000)]
+            + [(60 + i, 400) for i in range(24)]
+        ]
         self.assertEqual([client.lookup(prompt, timeout=20).failure for prompt in prompts[:2]], [None, None])
         self.stand_still()
         try:
@@ -359,7 +415,9 @@ class StandstillCases(DaemonCase):
             self.assertLess(time.monotonic() - began, 20)  # five rounds of 0.55 s
         finally:
             self.daemon.send(signal.SIGCONT)
-        self.assertEqual([client.lookup(prompt, timeout=20).failure for prompt in prompts], [None] * len(prompts))
+        self.assertEqual(
+            [client.lookup(prompt, timeout=20).failure for prompt in prompts], [None] * len(prompts)
+        )
 
     def test_a_draining_daemon_is_a_miss(self):
         model = self.client.register_model(opaque_spec("drains"))
@@ -369,8 +427,9 @@ class StandstillCases(DaemonCase):
         go_on = threading.Event()
 
         def open_stream():  # holds the drain up
-            yield daemon.kv.StoreRequest(header=daemon.kv.StoreHeader(
-                prompt=daemon.prompt(model.id, tokens_of(4, 1)), block_count=1))
+            yield daemon.kv.StoreRequest(
+                header=daemon.kv.StoreHeader(prompt=daemon.prompt(model.id, tokens_of(4, 1)), block_count=1)
+            )
             go_on.wait(60)
 
         with daemon.Client(self.daemon.address) as raw:
@@ -407,7 +466,9 @@ class BreakerTest(unittest.TestCase):
         for failed in (True, True, False, True, True):
             self.call(failed)
         self.call(True)
-        with self.assertRaisesRegex(kvtier.Unavailable, "after 3 failed calls in a row, next attempt in 100 ms"):
+        with self.assertRaisesRegex(
+            kvtier.Unavailable, "after 3 failed calls in a row, next attempt in 100 ms"
+        ):
             self.breaker.admit()
         self.assertEqual((self.breaker.opened, self.breaker.refused), (1, 1))
 

@@ -1,5 +1,6 @@
-"""What makes KV another KV makes it another block: changed one at a time, through every entry point, nothing is found;
-unchanged, everything is."""
+"""What makes KV another KV makes it another block: changed one at a time, through every entry point, nothing
+is found; unchanged, everything is."""
+
 import dataclasses
 import pathlib
 import sys
@@ -9,9 +10,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from package import DaemonCase, both, kvtier, payloads_of, tokens_of  # noqa: E402
 
 BLOCKS = 4
-SPEC = kvtier.ModelSpec("identity", "r1", 16, kvtier.DType.BF16,
-                        [kvtier.LayerGroup(kvtier.GroupedAttention(2, 8), 2)], 1,
-                        kvtier.PackOrder.LAYER_KV_TOKEN_HEAD)
+SPEC = kvtier.ModelSpec(
+    "identity",
+    "r1",
+    16,
+    kvtier.DType.BF16,
+    [kvtier.LayerGroup(kvtier.GroupedAttention(2, 8), 2)],
+    1,
+    kvtier.PackOrder.LAYER_KV_TOKEN_HEAD,
+)
 SIZE = SPEC.part_bytes()[0]
 NAME = kvtier.Namespace("tenant", b"salt", "adapter@1")
 MEDIA = (kvtier.MediaSpan(0, 5, b"d" * 16),)  # in block 0, so that nothing before it is shared
@@ -52,7 +59,10 @@ class IdentityCases(DaemonCase):
     def others(self):
         tokens = tokens_of(1, BLOCKS)
         for what, spec in SPECS.items():
-            yield what, kvtier.Prompt(self.client.register_model(spec).id, tokens, namespace=NAME, media=MEDIA)
+            yield (
+                what,
+                kvtier.Prompt(self.client.register_model(spec).id, tokens, namespace=NAME, media=MEDIA),
+            )
         for what, name in NAMES.items():
             yield what, kvtier.Prompt(self.model.id, tokens, namespace=name, media=MEDIA)
         for what, media in MEDIAS.items():
@@ -62,8 +72,12 @@ class IdentityCases(DaemonCase):
         yield "kind", kvtier.Prompt(self.model.id, engine_hashes=hashes, namespace=NAME)
 
     def test_unchanged_is_found_by_every_entry_point(self):
-        again = kvtier.Prompt(self.model.id, tuple(tokens_of(1, BLOCKS, rest=3)), media=list(MEDIA),
-                              namespace=kvtier.Namespace("tenant", bytearray(b"salt"), "adapter@1"))
+        again = kvtier.Prompt(
+            self.model.id,
+            tuple(tokens_of(1, BLOCKS, rest=3)),
+            media=list(MEDIA),
+            namespace=kvtier.Namespace("tenant", bytearray(b"salt"), "adapter@1"),
+        )
         with self.client.lookup(again, lease=60) as found:
             self.assertEqual(found.blocks, BLOCKS)
             self.assertEqual(self.fetched(found.lease, BLOCKS, SIZE)[1], self.payloads)

@@ -1,7 +1,8 @@
-"""The package's keys are those of C++: tests/common/testdata/keys.golden pins both. keys.py is another implementation
-than common/prompt.cc, so each also checks the other.
+"""The package's keys are those of C++: tests/common/testdata/keys.golden pins both. keys.py is another
+implementation than common/prompt.cc, so each also checks the other.
 
 With a file as argument: prints a digest of all keys that the package computes for it."""
+
 import hashlib
 import json
 import os
@@ -50,13 +51,18 @@ def prompt_of(vector):
     model, namespace = bytes.fromhex(vector["model"]), namespace_of(vector)
     if "hashes" in vector:
         return prompts.Prompt(model, engine_hashes=map(bytes.fromhex, vector["hashes"]), namespace=namespace)
-    media = [prompts.MediaSpan(first, count, bytes.fromhex(digest)) for first, count, digest in vector["media"]]
+    media = [
+        prompts.MediaSpan(first, count, bytes.fromhex(digest)) for first, count, digest in vector["media"]
+    ]
     return prompts.Prompt(model, tokens_of(vector), namespace=namespace, media=media)
 
 
 def root_of(vector):
-    sizes = ({"hash_bytes": len(vector["hashes"][0]) // 2} if "hashes" in vector
-             else {"block_tokens": vector["block_tokens"]})
+    sizes = (
+        {"hash_bytes": len(vector["hashes"][0]) // 2}
+        if "hashes" in vector
+        else {"block_tokens": vector["block_tokens"]}
+    )
     return keys.root_key(bytes.fromhex(vector["model"]), namespace_of(vector), **sizes).hex()
 
 
@@ -74,8 +80,13 @@ class KeysGoldenTest(unittest.TestCase):
     def test_the_hash_seed_of_python_does_not_matter(self):
         digests = set()
         for seed in ("0", "1", "4242", "random"):
-            done = subprocess.run([sys.executable, __file__, str(GOLDEN)], capture_output=True, text=True, check=True,
-                                  env={**os.environ, "PYTHONHASHSEED": seed})
+            done = subprocess.run(
+                [sys.executable, __file__, str(GOLDEN)],
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "PYTHONHASHSEED": seed},
+            )
             digests.add(done.stdout)
         expected = hashlib.sha256("".join(key for v in vectors() for key in v["keys"]).encode()).hexdigest()
         self.assertEqual(digests, {expected + "\n"})
@@ -90,7 +101,7 @@ class KeysGoldenTest(unittest.TestCase):
             got, at = [], 0
             while at < len(prompt.token_bytes):
                 step = rng.randint(1, 200)
-                got += stream.feed(prompt.token_bytes[at:at + step])
+                got += stream.feed(prompt.token_bytes[at : at + step])
                 at += step
             self.assertEqual([key.hex() for key in got], vector["keys"])
 

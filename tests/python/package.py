@@ -1,5 +1,6 @@
-"""What the tests of the Python package share: the package of this tree, the real daemon, and both clients behind one
-blocking interface, so that a case is written once."""
+"""What the tests of the Python package share: the package of this tree, the real daemon, and both clients
+behind one blocking interface, so that a case is written once."""
+
 import asyncio
 import os
 import pathlib
@@ -23,8 +24,15 @@ CALL_SECONDS = 60
 
 
 def opaque_spec(name="test", part_bytes=4096, ranks=1, **other):
-    return kvtier.ModelSpec(name, block_tokens=BLOCK, tensor_parallel=ranks, pack_order=kvtier.PackOrder.OPAQUE,
-                            layout_fingerprint=b"layout", explicit_part_bytes=[part_bytes] * ranks, **other)
+    return kvtier.ModelSpec(
+        name,
+        block_tokens=BLOCK,
+        tensor_parallel=ranks,
+        pack_order=kvtier.PackOrder.OPAQUE,
+        layout_fingerprint=b"layout",
+        explicit_part_bytes=[part_bytes] * ranks,
+        **other,
+    )
 
 
 def tokens_of(seed, blocks, rest=0):
@@ -148,8 +156,9 @@ class DaemonCase:
         # Generous: the machine that runs tests is slow, and none of these are about time.
         options.setdefault("lookup_deadline", 10.0)
         options.setdefault("register_deadline", 10.0)
-        return self.enterContext(CLIENTS[self.CLIENT](address or self.daemon.address,
-                                                      kvtier.ClientOptions(**options)))
+        return self.enterContext(
+            CLIENTS[self.CLIENT](address or self.daemon.address, kvtier.ClientOptions(**options))
+        )
 
     def fetched(self, what, blocks, size, **named):
         """What a fetch says is ok, by block; memory that it says nothing of is not looked at."""
@@ -159,6 +168,7 @@ class DaemonCase:
 
 
 if sys.version_info < (3, 11):
+
     def _enter_context(self, manager):
         result = manager.__enter__()
         self.addCleanup(manager.__exit__, None, None, None)
@@ -170,8 +180,13 @@ if sys.version_info < (3, 11):
 def both(case):
     """Decorates a DaemonCase: makes of it two test cases in its module, one for each client."""
     import unittest
+
     module = sys.modules[case.__module__]
     for kind in CLIENTS:
         name = f"{case.__name__}_{kind}"
-        setattr(module, name, type(name, (case, unittest.TestCase), {"CLIENT": kind, "__module__": case.__module__}))
+        setattr(
+            module,
+            name,
+            type(name, (case, unittest.TestCase), {"CLIENT": kind, "__module__": case.__module__}),
+        )
     return case

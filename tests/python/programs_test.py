@@ -1,4 +1,5 @@
 """The package's programs run as a user runs them: the examples, and the benchmark."""
+
 import json
 import os
 import pathlib
@@ -18,8 +19,14 @@ RUN_SECONDS = 240
 
 def run(*command):
     path = {} if os.environ.get("KVTIER_INSTALLED") else {"PYTHONPATH": str(SOURCE / "client/python")}
-    return subprocess.run([sys.executable, *command], env={**os.environ, **path}, capture_output=True, text=True,
-                          timeout=RUN_SECONDS, check=False)
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, **path},
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
 
 
 class ProgramsTest(unittest.TestCase):
@@ -55,7 +62,11 @@ class ProgramsTest(unittest.TestCase):
         report = json.loads(done.stdout)
         rows = {row["name"]: row for row in report["rows"]}
         self.assertEqual(report["bench"], "python")
-        for name, unit in (("fetch_python", "GB/s"), ("store_python", "GB/s"), ("lookup_512_hit_python", "us")):
+        for name, unit in (
+            ("fetch_python", "GB/s"),
+            ("store_python", "GB/s"),
+            ("lookup_512_hit_python", "us"),
+        ):
             row = rows[name]
             self.assertEqual(row["unit"], unit)
             self.assertAlmostEqual(row["ratio"], row["value"] / row["limit"])

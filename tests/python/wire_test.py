@@ -1,4 +1,5 @@
 """The hand-written codec against protobuf's own, and the checks on what arrives."""
+
 import pathlib
 import random
 import sys
@@ -18,9 +19,15 @@ MIB = 1 << 20
 
 def piece_of(block, part, offset=0, size=None, **changed):
     """A piece of a good reply, with some fields changed."""
-    payload = part[offset:] if size is None else part[offset:offset + size]
-    fields = {"block": block, "status": pb.BLOCK_STATUS_OK, "offset": offset, "part_bytes": len(part),
-              "checksum": xxhash.xxh3_64_intdigest(part), "payload": payload}
+    payload = part[offset:] if size is None else part[offset : offset + size]
+    fields = {
+        "block": block,
+        "status": pb.BLOCK_STATUS_OK,
+        "offset": offset,
+        "part_bytes": len(part),
+        "checksum": xxhash.xxh3_64_intdigest(part),
+        "payload": payload,
+    }
     return pb.Piece(**{**fields, **changed})
 
 
@@ -43,24 +50,41 @@ class RequestTest(unittest.TestCase):
         self.assertEqual(tuple(message.engine_hashes), prompt.engine_hashes)
         name = message.namespace
         self.assertEqual(kvtier.Namespace(name.tenant, name.salt, name.adapter), prompt.namespace)
-        self.assertEqual(tuple(kvtier.MediaSpan(m.first_token, m.token_count, m.digest) for m in message.media),
-                         prompt.media)
+        self.assertEqual(
+            tuple(kvtier.MediaSpan(m.first_token, m.token_count, m.digest) for m in message.media),
+            prompt.media,
+        )
 
     def test_protobuf_reads_what_is_written(self):
         for prompt in self.prompts():
-            lookup = pb.LookupRequest.FromString(wire.lookup_request(
-                prompt, lease_ms=1500, promote_to=1, before_store=True, prefill_tokens_per_second=2.5))
+            lookup = pb.LookupRequest.FromString(
+                wire.lookup_request(
+                    prompt, lease_ms=1500, promote_to=1, before_store=True, prefill_tokens_per_second=2.5
+                )
+            )
             self.check(lookup.prompt, prompt)
-            self.assertEqual((lookup.lease_ms, lookup.promote_to, lookup.before_store,
-                              lookup.prefill_tokens_per_second), (1500, 1, True, 2.5))
+            self.assertEqual(
+                (lookup.lease_ms, lookup.promote_to, lookup.before_store, lookup.prefill_tokens_per_second),
+                (1500, 1, True, 2.5),
+            )
             fetch = pb.FetchRequest.FromString(wire.fetch_request(prompt, 0, 3, 300, kvtier.Part(1, 2), True))
             self.check(fetch.prompt, prompt)
-            self.assertEqual((fetch.first_block, fetch.last_block, fetch.part.layer_group, fetch.part.rank,
-                              fetch.allow_gaps), (3, 300, 1, 2, True))
+            self.assertEqual(
+                (
+                    fetch.first_block,
+                    fetch.last_block,
+                    fetch.part.layer_group,
+                    fetch.part.rank,
+                    fetch.allow_gaps,
+                ),
+                (3, 300, 1, 2, True),
+            )
             store = pb.StoreRequest.FromString(wire.store_header(prompt, 5, 7, kvtier.Part(), True))
             self.check(store.header.prompt, prompt)
-            self.assertEqual((store.header.first_block, store.header.block_count, store.header.durability),
-                             (5, 7, pb.DURABILITY_DURABLE))
+            self.assertEqual(
+                (store.header.first_block, store.header.block_count, store.header.durability),
+                (5, 7, pb.DURABILITY_DURABLE),
+            )
         by_lease = pb.FetchRequest.FromString(wire.fetch_request(None, 2**64 - 1, 0, 1, kvtier.Part(), False))
         self.assertEqual((by_lease.lease_id, by_lease.HasField("prompt")), (2**64 - 1, False))
 
@@ -68,7 +92,9 @@ class RequestTest(unittest.TestCase):
         parts = [random.Random(7).randbytes(size) for size in (1, 300, MIB, 2 * MIB + 5, 0x7F, 128)]
         segmented = [[part[:100], part[100:]] for part in parts]
         for buffers in (parts, segmented):
-            messages = list(transfer.StoreMessages(b"header", 3, transfer.blocks_of("buffers", buffers, False)))
+            messages = list(
+                transfer.StoreMessages(b"header", 3, transfer.blocks_of("buffers", buffers, False))
+            )
             self.assertEqual(messages[0], b"header")
             pieces = []
             for message in map(pb.StoreRequest.FromString, messages[1:]):
@@ -78,12 +104,16 @@ class RequestTest(unittest.TestCase):
                 mine = [p for p in pieces if p.block == block]
                 self.assertEqual(b"".join(p.payload for p in mine), part)
                 self.assertEqual([p.part_bytes for p in mine], [len(part)] * len(mine))
-                self.assertEqual([p.offset for p in mine],
-                                 [sum(len(q.payload) for q in mine[:i]) for i in range(len(mine))])
+                self.assertEqual(
+                    [p.offset for p in mine],
+                    [sum(len(q.payload) for q in mine[:i]) for i in range(len(mine))],
+                )
                 self.assertEqual(mine[-1].checksum, xxhash.xxh3_64_intdigest(part))
 
     def test_after_stop_memory_is_not_read(self):
-        messages = transfer.StoreMessages(b"header", 0, transfer.blocks_of("buffers", [bytes(5 * MIB)], False))
+        messages = transfer.StoreMessages(
+            b"header", 0, transfer.blocks_of("buffers", [bytes(5 * MIB)], False)
+        )
         self.assertEqual(next(messages), b"header")
         self.assertGreater(len(next(messages)), MIB)
         messages.stop()
@@ -114,8 +144,12 @@ class ReplyTest(unittest.TestCase):
         parts = [self.rng.randbytes(size) for size in (1, 1000, 300)]
         whole = [piece_of(i, part) for i, part in enumerate(parts, 5)]
         cut = [piece_of(6, parts[1], 0, 1), piece_of(6, parts[1], 1, 500), piece_of(6, parts[1], 501)]
-        for messages in ([reply_of(*whole)], [reply_of(p) for p in whole], [b"", reply_of(*whole)],
-                         [reply_of(whole[0], cut[0]), reply_of(*cut[1:], whole[2])]):
+        for messages in (
+            [reply_of(*whole)],
+            [reply_of(p) for p in whole],
+            [b"", reply_of(*whole)],
+            [reply_of(whole[0], cut[0]), reply_of(*cut[1:], whole[2])],
+        ):
             assembler = self.assemble([1, 1000, 300], *messages, first=5)
             self.assertEqual(assembler.ok, [True] * 3)
             self.assertEqual([bytes(b) for b in self.buffers], parts)
@@ -129,8 +163,11 @@ class ReplyTest(unittest.TestCase):
         for flipped in (0, 499, 999):
             wrong = bytearray(part)
             wrong[flipped] ^= 1
-            pieces = [piece_of(0, part, payload=bytes(wrong[:600]), size=600),
-                      piece_of(0, part, 600, payload=bytes(wrong[600:])), piece_of(1, part)]
+            pieces = [
+                piece_of(0, part, payload=bytes(wrong[:600]), size=600),
+                piece_of(0, part, 600, payload=bytes(wrong[600:])),
+                piece_of(1, part),
+            ]
             assembler = self.assemble([1000, 1000], reply_of(*pieces))
             self.assertEqual((assembler.ok, assembler.checksum_failures), ([False, True], 1))
         whole = self.assemble([1000], reply_of(piece_of(0, part, checksum=1)))
@@ -181,22 +218,34 @@ class ReplyTest(unittest.TestCase):
     def test_unknown_fields_are_skipped(self):
         message = reply_of(piece_of(0, b"payload"))
         # Field 20 as bytes, field 21 in 8 and in 4 bytes, field 19 as a number, before the piece's own.
-        piece = b"\xa2\x01\x03abc" + b"\xa9\x01" + bytes(8) + b"\xad\x01" + bytes(4) + b"\x98\x01\xff\x7f" + message[2:]
+        piece = (
+            b"\xa2\x01\x03abc"
+            + b"\xa9\x01"
+            + bytes(8)
+            + b"\xad\x01"
+            + bytes(4)
+            + b"\x98\x01\xff\x7f"
+            + message[2:]
+        )
         for reply in (message, message + b"\x62\x02hi", b"\x0a" + wire.varint(len(piece)) + piece):
             pieces = list(wire.decode_pieces(reply))
-            self.assertEqual([reply[p.begin:p.end] for p in pieces], [b"payload"])
+            self.assertEqual([reply[p.begin : p.end] for p in pieces], [b"payload"])
 
     def agrees_with_protobuf(self, message):
         try:
-            mine = [(p.block & 0xFFFFFFFF, p.offset & 2**64 - 1, message[p.begin:p.end])
-                    for p in wire.decode_pieces(message)]
+            mine = [
+                (p.block & 0xFFFFFFFF, p.offset & 2**64 - 1, message[p.begin : p.end])
+                for p in wire.decode_pieces(message)
+            ]
         except kvtier.Internal:
             return  # stricter than protobuf with groups
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # "not all data was converted"
                 theirs = pb.FetchResponse.FromString(message)
-        except Exception:  # a DecodeError: laxer with tags that are too long; the assembler checks what they say
+        except (
+            Exception
+        ):  # a DecodeError: laxer with tags that are too long; the assembler checks what they say
             return
         self.assertEqual(mine, [(p.block, p.offset, p.payload) for p in theirs.pieces])
 
@@ -211,21 +260,41 @@ class PromptTest(unittest.TestCase):
             ("tokens[1] is -1, the limits are 0 and 4294967295", lambda: make(MODEL, [1, -1])),
             ("tokens[2] is 4294967296", lambda: make(MODEL, [1, 2, 2**32])),
             ("tokens[0] is a str", lambda: make(MODEL, ["a"])),
-            ("tokens has -5", lambda: make(MODEL, memoryview((-5).to_bytes(4, "little", signed=True)).cast("i"))),
+            (
+                "tokens has -5",
+                lambda: make(MODEL, memoryview((-5).to_bytes(4, "little", signed=True)).cast("i")),
+            ),
             ("items of 1 bytes", lambda: make(MODEL, b"abcd")),
             ("tokens is no sequence of ints", lambda: make(MODEL, 5)),
             ("engine_hashes[0] has 7 bytes", lambda: make(MODEL, engine_hashes=[b"x" * 7])),
-            ("engine_hashes[1] has 9 bytes, the first has 8", lambda: make(MODEL, engine_hashes=[b"x" * 8, b"x" * 9])),
+            (
+                "engine_hashes[1] has 9 bytes, the first has 8",
+                lambda: make(MODEL, engine_hashes=[b"x" * 8, b"x" * 9]),
+            ),
             ("namespace.tenant has 129 bytes", lambda: kvtier.Namespace("x" * 129)),
             ("namespace.salt has 129 bytes", lambda: kvtier.Namespace(salt=b"x" * 129)),
             ("namespace.adapter has 258 bytes", lambda: kvtier.Namespace(adapter="\u00e9" * 129)),
             ("namespace.tenant is not UTF-8", lambda: kvtier.Namespace("\ud800")),
-            ("media[0].digest has 15 bytes", lambda: make(MODEL, [1], media=[kvtier.MediaSpan(0, 1, b"x" * 15)])),
-            ("media[0].token_count is 0", lambda: make(MODEL, [1], media=[kvtier.MediaSpan(0, 0, b"x" * 16)])),
-            ("media[0] ends at token 2, the prompt has 1",
-             lambda: make(MODEL, [1], media=[kvtier.MediaSpan(0, 2, b"x" * 16)])),
-            ("media[1].first_token is 1, before the end of the span before it, 2",
-             lambda: make(MODEL, [1, 2, 3], media=[kvtier.MediaSpan(0, 2, b"x" * 16), kvtier.MediaSpan(1, 1, b"x" * 16)])),
+            (
+                "media[0].digest has 15 bytes",
+                lambda: make(MODEL, [1], media=[kvtier.MediaSpan(0, 1, b"x" * 15)]),
+            ),
+            (
+                "media[0].token_count is 0",
+                lambda: make(MODEL, [1], media=[kvtier.MediaSpan(0, 0, b"x" * 16)]),
+            ),
+            (
+                "media[0] ends at token 2, the prompt has 1",
+                lambda: make(MODEL, [1], media=[kvtier.MediaSpan(0, 2, b"x" * 16)]),
+            ),
+            (
+                "media[1].first_token is 1, before the end of the span before it, 2",
+                lambda: make(
+                    MODEL,
+                    [1, 2, 3],
+                    media=[kvtier.MediaSpan(0, 2, b"x" * 16), kvtier.MediaSpan(1, 1, b"x" * 16)],
+                ),
+            ),
             ("part.rank is -1", lambda: kvtier.Part(0, -1)),
             ('address is "nonsense"', lambda: kvtier.Client("nonsense")),
             ('address is "host:70000"', lambda: kvtier.Client("host:70000")),
@@ -246,14 +315,21 @@ class PromptTest(unittest.TestCase):
             ("layer_groups and explicit_part_bytes are both empty", {"layer_groups": ()}),
             ("explicit_part_bytes has 1 elements, with layer_groups", {"explicit_part_bytes": [1]}),
             ("layer_groups[0].kv_heads is 8, tensor_parallel is 3", {"tensor_parallel": 3}),
-            ("layer_groups[1].layers is 0", {"layer_groups": [grouped, kvtier.LayerGroup(grouped.attention, 0)]}),
+            (
+                "layer_groups[1].layers is 0",
+                {"layer_groups": [grouped, kvtier.LayerGroup(grouped.attention, 0)]},
+            ),
             ("layer_groups[0].attention is a int", {"layer_groups": [kvtier.LayerGroup(5, 1)]}),
-            ("state_bytes is 5, not a multiple", {"tensor_parallel": 2,
-                                                  "layer_groups": [kvtier.LayerGroup(kvtier.StateLayers(5), 1)]}),
+            (
+                "state_bytes is 5, not a multiple",
+                {"tensor_parallel": 2, "layer_groups": [kvtier.LayerGroup(kvtier.StateLayers(5), 1)]},
+            ),
             ("layout_fingerprint has 65 bytes", {"layout_fingerprint": bytes(65)}),
             ("part_bytes[0] is 67108865", {"layer_groups": (), "explicit_part_bytes": [(64 << 20) + 1]}),
-            ("explicit_groups * tensor_parallel is 2", {"layer_groups": (), "explicit_part_bytes": [1],
-                                                        "explicit_groups": 2}),
+            (
+                "explicit_groups * tensor_parallel is 2",
+                {"layer_groups": (), "explicit_part_bytes": [1], "explicit_groups": 2},
+            ),
         ]
         for text, change in cases:
             fields = {"name": "m", "dtype": fp16, "layer_groups": [grouped], **change}
@@ -268,7 +344,9 @@ class PromptTest(unittest.TestCase):
 
     def test_worth_fetching(self):
         run = kvtier.TierSpan
-        found = kvtier.PrefixMatch(blocks=8, tokens=128, runs=(run(kvtier.Tier.RAM, 4, 0.01), run(kvtier.Tier.SSD, 4, 9.0)))
+        found = kvtier.PrefixMatch(
+            blocks=8, tokens=128, runs=(run(kvtier.Tier.RAM, 4, 0.01), run(kvtier.Tier.SSD, 4, 9.0))
+        )
         self.assertEqual([found.blocks_worth_fetching(rate) for rate in (0, 10, 1000, 1e9)], [8, 4, 4, 0])
         unmeasured = kvtier.PrefixMatch(blocks=8, tokens=128, runs=(run(kvtier.Tier.SSD, 8, 0.0),))
         self.assertEqual(unmeasured.blocks_worth_fetching(1e9), 8)

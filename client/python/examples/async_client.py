@@ -1,14 +1,21 @@
 """Many prompts at once with asyncio: looks each up, fetches what is there, computes and stores the rest.
 
-    async_client.py ADDRESS       for instance unix:/run/kvtier/kvtierd.sock
+async_client.py ADDRESS       for instance unix:/run/kvtier/kvtierd.sock
 """
+
 import asyncio
 import sys
 
 import kvtier
 
-SPEC = kvtier.ModelSpec(name="example/opaque", revision="1", block_tokens=16, pack_order=kvtier.PackOrder.OPAQUE,
-                        layout_fingerprint=b"example layout 1", explicit_part_bytes=[100_000])
+SPEC = kvtier.ModelSpec(
+    name="example/opaque",
+    revision="1",
+    block_tokens=16,
+    pack_order=kvtier.PackOrder.OPAQUE,
+    layout_fingerprint=b"example layout 1",
+    explicit_part_bytes=[100_000],
+)
 SYSTEM = list(range(64))  # a system prompt of four blocks
 
 
@@ -19,7 +26,7 @@ async def serve(client, model, question):
     hit = 0
     async with await client.lookup(prompt, lease=10.0) as found:
         if found.blocks:
-            hit = (await client.fetch_into(found.lease, buffers[:found.blocks])).leading
+            hit = (await client.fetch_into(found.lease, buffers[: found.blocks])).leading
     for block in range(hit, len(buffers)):  # stands for a prefill
         buffers[block][:] = bytes([block]) * len(buffers[block])
     stored = await client.store_from(prompt, buffers, first_missing=hit)

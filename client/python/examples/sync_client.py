@@ -1,13 +1,19 @@
 """Stores the blocks of a prompt, then fetches what another prompt with the same beginning can use.
 
-    sync_client.py ADDRESS       for instance unix:/run/kvtier/kvtierd.sock
+sync_client.py ADDRESS       for instance unix:/run/kvtier/kvtierd.sock
 """
+
 import sys
 
 import kvtier
 
-SPEC = kvtier.ModelSpec(name="example/tiny", revision="1", block_tokens=16, dtype=kvtier.DType.BF16,
-                        layer_groups=[kvtier.LayerGroup(kvtier.GroupedAttention(kv_heads=2, head_dim=64), layers=4)])
+SPEC = kvtier.ModelSpec(
+    name="example/tiny",
+    revision="1",
+    block_tokens=16,
+    dtype=kvtier.DType.BF16,
+    layer_groups=[kvtier.LayerGroup(kvtier.GroupedAttention(kv_heads=2, head_dim=64), layers=4)],
+)
 
 
 def compute(tokens, block, size):
@@ -31,7 +37,7 @@ def main(address):
         second = first[:70] + [7] * 40  # the same first four blocks
         buffers = [bytearray(size) for _ in range(len(second) // SPEC.block_tokens)]
         with client.lookup(kvtier.Prompt(model.id, second, namespace=name), lease=10.0) as found:
-            fetched = client.fetch_into(found.lease, buffers[:found.blocks]) if found.blocks else None
+            fetched = client.fetch_into(found.lease, buffers[: found.blocks]) if found.blocks else None
         hit = fetched.leading if fetched else 0
         print(f"{hit * SPEC.block_tokens} of {len(second)} tokens need not be computed")
         return 0 if hit == 4 and buffers[3] == compute(second, 3, size) else 1

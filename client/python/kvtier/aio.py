@@ -1,16 +1,17 @@
 """The asyncio client: the same calls as coroutines, with the same results and errors as kvtier.client.
 
-    async with kvtier.AsyncClient("unix:/run/kvtier/kvtierd.sock") as client:
-        model = await client.register_model(spec)
-        async with await client.lookup(kvtier.Prompt(model.id, tokens), lease=10.0) as found:
-            report = await client.fetch_into(found.lease, buffers[:found.blocks])
+async with kvtier.AsyncClient("unix:/run/kvtier/kvtierd.sock") as client:
+    model = await client.register_model(spec)
+    async with await client.lookup(kvtier.Prompt(model.id, tokens), lease=10.0) as found:
+        report = await client.fetch_into(found.lease, buffers[:found.blocks])
 """
+
 from __future__ import annotations
 
 import asyncio
 import os
 from dataclasses import dataclass, field
-from typing import Any, Callable, Sequence, TypeVar
+from typing import Any, Sequence, TypeVar
 
 import grpc
 import grpc.aio
@@ -31,8 +32,9 @@ class AsyncLease:
 
     __slots__ = ("_client", "_model_id", "id", "blocks")
 
-    def __init__(self, client: AsyncClient | None = None, model_id: bytes = b"", lease_id: int = 0,
-                 blocks: int = 0) -> None:
+    def __init__(
+        self, client: AsyncClient | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
+    ) -> None:
         self._client = client
         self._model_id = model_id
         self.id = lease_id
@@ -82,17 +84,18 @@ class AsyncPrefixMatch(Found):
 
 
 class AsyncClient:
-    """As kvtier.Client, for the event loop in which it is first used; not thread-safe. A coroutine that is cancelled
-    ends its call. Fetched payload is hashed and copied on the event loop's thread, a message of 1 MiB at a time.
+    """As kvtier.Client, for the event loop in which it is first used; not thread-safe. A coroutine that is
+    cancelled ends its call. Fetched payload is hashed and copied on the event loop's thread, a message of 1
+    MiB at a time.
 
-    Store uses a connection and threads of blocking gRPC: when a daemon ends a stream while it is still written to,
-    grpc.aio reports an internal error instead of what the daemon said."""
+    Store uses a connection and threads of blocking gRPC: when a daemon ends a stream while it is still
+    written to, grpc.aio reports an internal error instead of what the daemon said."""
 
     def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
         self._protocol = Protocol(address, options)
         self._channel: grpc.aio.Channel | None = None
         self._store_channel: grpc.Channel | None = None
-        self._methods: dict[str, Callable[..., Any]] = {}
+        self._methods: dict[str, Any] = {}  # by name: what calls it
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop of the channel
         self._closed = False
 
@@ -105,28 +108,81 @@ class AsyncClient:
     async def register_model(self, spec: ModelSpec, *, timeout: float | None = None) -> RegisteredModel:
         return await self._run(self._protocol.register_model(spec, timeout))
 
-    async def lookup(self, prompt: Prompt, *, lease: float | None = None, promote_to: Tier | None = None,
-                     prefill_tokens_per_second: float = 0.0, timeout: float | None = None) -> AsyncPrefixMatch:
-        found = await self._run(self._protocol.lookup(prompt, lease=lease, promote_to=promote_to, timeout=timeout,
-                                                      prefill_tokens_per_second=prefill_tokens_per_second))
-        held = AsyncLease(self, prompt.model_id, found.lease_id, found.blocks) if found.lease_id else AsyncLease()
-        return AsyncPrefixMatch(found.blocks, found.tokens, found.runs, found.group_blocks, found.lease_id,
-                                found.failure, held)
+    async def lookup(
+        self,
+        prompt: Prompt,
+        *,
+        lease: float | None = None,
+        promote_to: Tier | None = None,
+        prefill_tokens_per_second: float = 0.0,
+        timeout: float | None = None,
+    ) -> AsyncPrefixMatch:
+        found = await self._run(
+            self._protocol.lookup(
+                prompt,
+                lease=lease,
+                promote_to=promote_to,
+                timeout=timeout,
+                prefill_tokens_per_second=prefill_tokens_per_second,
+            )
+        )
+        held = (
+            AsyncLease(self, prompt.model_id, found.lease_id, found.blocks)
+            if found.lease_id
+            else AsyncLease()
+        )
+        return AsyncPrefixMatch(
+            found.blocks, found.tokens, found.runs, found.group_blocks, found.lease_id, found.failure, held
+        )
 
-    async def fetch_into(self, what: Prompt | AsyncLease | int, buffers: Sequence[Any], *, first_block: int = 0,
-                         part: Part = Part(), allow_gaps: bool = False,
-                         timeout: float | None = None) -> FetchReport:
+    async def fetch_into(
+        self,
+        what: Prompt | AsyncLease | int,
+        buffers: Sequence[Any],
+        *,
+        first_block: int = 0,
+        part: Part = Part(),
+        allow_gaps: bool = False,
+        timeout: float | None = None,
+    ) -> FetchReport:
         prompt, lease_id, model_id = _target(what)
         if prompt is None and lease_id == 0:
             return FetchReport([False] * len(buffers), 0, NotFound("the lease is empty"))
-        return await self._run(self._protocol.fetch(prompt, lease_id, model_id, buffers, first_block=first_block,
-                                                    part=part, allow_gaps=allow_gaps, timeout=timeout))
+        return await self._run(
+            self._protocol.fetch(
+                prompt,
+                lease_id,
+                model_id,
+                buffers,
+                first_block=first_block,
+                part=part,
+                allow_gaps=allow_gaps,
+                timeout=timeout,
+            )
+        )
 
-    async def store_from(self, prompt: Prompt, buffers: Sequence[Any], *, first_block: int = 0, part: Part = Part(),
-                         durable: bool = False, first_missing: int | None = None,
-                         timeout: float | None = None) -> StoreReport:
-        return await self._run(self._protocol.store(prompt, buffers, first_block=first_block, part=part,
-                                                    durable=durable, first_missing=first_missing, timeout=timeout))
+    async def store_from(
+        self,
+        prompt: Prompt,
+        buffers: Sequence[Any],
+        *,
+        first_block: int = 0,
+        part: Part = Part(),
+        durable: bool = False,
+        first_missing: int | None = None,
+        timeout: float | None = None,
+    ) -> StoreReport:
+        return await self._run(
+            self._protocol.store(
+                prompt,
+                buffers,
+                first_block=first_block,
+                part=part,
+                durable=durable,
+                first_missing=first_missing,
+                timeout=timeout,
+            )
+        )
 
     async def release(self, lease_id: int, verified_blocks: int = 0) -> Done:
         return await self._run(self._protocol.release(lease_id, verified_blocks))
@@ -147,8 +203,9 @@ class AsyncClient:
                 break  # the daemon ends them when their time is up
         self._closed = True
         await self._channel.close()
-        await asyncio.get_running_loop().run_in_executor(None, close_channel, self._store_channel,
-                                                         self._protocol.address)
+        if self._store_channel is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, close_channel, self._store_channel, self._protocol.address)
 
     # --------------------------------------------------------------------------------------------- I/O
 
@@ -174,15 +231,20 @@ class AsyncClient:
             call = method(attempt.request, timeout=attempt.limit)
             end = _read(call, attempt, outcome)
         else:
-            call = method.future(attempt.messages, timeout=attempt.limit)  # type: ignore[attr-defined]
+            call = method.future(attempt.messages, timeout=attempt.limit)
             end = _stored(call, attempt, outcome)
         try:
             await asyncio.wait_for(end, attempt.limit + GRACE_SECONDS)
         except asyncio.TimeoutError:
             outcome.error = stuck(attempt)
         except grpc.aio.AioRpcError as error:
-            outcome.error = error_of_status(attempt.rpc, error.code(), error.details(), error.initial_metadata(),
-                                            error.trailing_metadata())
+            outcome.error = error_of_status(
+                attempt.rpc,
+                error.code(),
+                error.details(),
+                error.initial_metadata(),
+                error.trailing_metadata(),
+            )
         except Error as error:
             outcome.error = error
         finally:
@@ -191,7 +253,7 @@ class AsyncClient:
             call.cancel()  # of no effect once it has ended
         return outcome
 
-    def _method(self, rpc: str) -> Callable[..., Any]:
+    def _method(self, rpc: str) -> Any:
         if self._closed:
             raise InvalidArgument("the client is closed")
         here = (os.getpid(), asyncio.get_running_loop())
@@ -199,7 +261,9 @@ class AsyncClient:
             self._open()
             self._home = here
         elif self._home != here:
-            raise InvalidArgument("this client was used in another event loop or before fork(): make a new one")
+            raise InvalidArgument(
+                "this client was used in another event loop or before fork(): make a new one"
+            )
         return self._methods[rpc]
 
     def _open(self) -> None:

@@ -2,13 +2,15 @@
 
     python -m kvtier.bench [--server ADDRESS] [--rounds N] [--json]
 
-Without --server a kvtierd of its own runs meanwhile (--kvtierd PATH, $KVTIERD, or the one on PATH). A server of yours is
-filled with some 200 MiB of blocks in namespaces that nobody else uses; 1 GiB of RAM is enough.
+Without --server a kvtierd of its own runs meanwhile (--kvtierd PATH, $KVTIERD, or the one on PATH). A server
+of yours is filled with some 200 MiB of blocks in namespaces that nobody else uses; 1 GiB of RAM is enough.
 
-The limit is bare gRPC in Python with the same kvtierd and the same messages: fetched and dropped, or made before the
-clock starts and sent. The limits "hashed and copied", "hashed and joined" do to them what any client has to: verify
-each byte, and copy it once. Ratios are medians over interleaved rounds; a rate is at best its limit, a latency at least.
+The limit is bare gRPC in Python with the same kvtierd and the same messages: fetched and dropped, or made
+before the clock starts and sent. The limits "hashed and copied", "hashed and joined" do to them what any
+client has to: verify each byte, and copy it once. Ratios are medians over interleaved rounds; a rate is at
+best its limit, a latency at least.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -55,11 +57,19 @@ class _Row:
     limits: Sequence[float] = ()
 
     def to_json(self) -> dict[str, Any]:
-        row = {"name": self.name, "value": statistics.median(self.rounds), "unit": self.unit, "rounds": self.rounds}
+        row = {
+            "name": self.name,
+            "value": statistics.median(self.rounds),
+            "unit": self.unit,
+            "rounds": self.rounds,
+        }
         if self.limit_name:
             ratios = [value / limit for value, limit in zip(self.rounds, self.limits)]
-            row |= {"limit_name": self.limit_name, "limit": statistics.median(self.limits),
-                    "ratio": statistics.median(ratios)}
+            row |= {
+                "limit_name": self.limit_name,
+                "limit": statistics.median(self.limits),
+                "ratio": statistics.median(ratios),
+            }
         return row
 
 
@@ -77,8 +87,9 @@ def _gigabytes_per_second(work: Callable[[], object]) -> float:
     return _BYTES / _seconds(work) / 1e9
 
 
-def _interleaved(rounds: int, measure: Callable[[Callable[[], object]], float],
-                 *works: Callable[[], object]) -> list[list[float]]:
+def _interleaved(
+    rounds: int, measure: Callable[[Callable[[], object]], float], *works: Callable[[], object]
+) -> list[list[float]]:
     """Per work its rounds. The first round warms up and is not counted."""
     measured: list[list[float]] = [[] for _ in works]
     for number in range(rounds + 1):
@@ -91,8 +102,9 @@ def _interleaved(rounds: int, measure: Callable[[Callable[[], object]], float],
 
 class _Bench:
     def __init__(self, address: str, rounds: int, stack: ExitStack) -> None:
-        options = ClientOptions(lookup_deadline=_CALL_SECONDS, register_deadline=_CALL_SECONDS,
-                                transfer_deadline=_CALL_SECONDS)
+        options = ClientOptions(
+            lookup_deadline=_CALL_SECONDS, register_deadline=_CALL_SECONDS, transfer_deadline=_CALL_SECONDS
+        )
         self._rounds = rounds
         self._client = stack.enter_context(Client(address, options))
         channel = stack.enter_context(grpc.insecure_channel(address, options=options.channel_options()))
@@ -107,13 +119,23 @@ class _Bench:
         return [self._memcpy(), *self._store(), *self._fetch(), *self._lookup(), *self._encode()]
 
     def _register(self, name: str, part_bytes: int) -> bytes:
-        return self._client.register_model(ModelSpec(name, block_tokens=_BLOCK_TOKENS, pack_order=PackOrder.OPAQUE,
-                                                     layout_fingerprint=b"bench", explicit_part_bytes=[part_bytes])).id
+        return self._client.register_model(
+            ModelSpec(
+                name,
+                block_tokens=_BLOCK_TOKENS,
+                pack_order=PackOrder.OPAQUE,
+                layout_fingerprint=b"bench",
+                explicit_part_bytes=[part_bytes],
+            )
+        ).id
 
     def _fresh_prompt(self, blocks: int = _BLOCKS, model: bytes | None = None) -> Prompt:
         """Nothing of it is held."""
-        return Prompt(model or self._model, list(range(blocks * _BLOCK_TOKENS)),
-                      namespace=Namespace(tenant="bench", salt=uuid.uuid4().bytes))
+        return Prompt(
+            model or self._model,
+            list(range(blocks * _BLOCK_TOKENS)),
+            namespace=Namespace(tenant="bench", salt=uuid.uuid4().bytes),
+        )
 
     def _memcpy(self) -> _Row:
         def copy() -> None:
@@ -128,23 +150,32 @@ class _Bench:
         made = list(StoreMessages(b"", 0, blocks))[1:]
 
         def store() -> None:
-            _check(self._client.store_from(self._fresh_prompt(), self._payloads, first_missing=0).held, _BLOCKS)
+            _check(
+                self._client.store_from(self._fresh_prompt(), self._payloads, first_missing=0).held, _BLOCKS
+            )
 
         def bare(messages: Callable[[], Iterator[bytes]]) -> None:
             header = wire.store_header(self._fresh_prompt(), 0, _BLOCKS, Part(), False)
             reply = self._bare_store(_after(header, messages()), timeout=_CALL_SECONDS)
             _check(len(wire.decode_store(reply).outcomes), _BLOCKS)
 
-        stored, sent, joined = _interleaved(self._rounds, _gigabytes_per_second, store,
-                                            lambda: bare(lambda: iter(made)), lambda: bare(self._hashed_and_joined))
-        return [_Row("store_python", "GB/s", stored, "bare stream, made before", sent),
-                _Row("store_joined_python", "GB/s", stored, "bare stream, hashed and joined", joined)]
+        stored, sent, joined = _interleaved(
+            self._rounds,
+            _gigabytes_per_second,
+            store,
+            lambda: bare(lambda: iter(made)),
+            lambda: bare(self._hashed_and_joined),
+        )
+        return [
+            _Row("store_python", "GB/s", stored, "bare stream, made before", sent),
+            _Row("store_joined_python", "GB/s", stored, "bare stream, hashed and joined", joined),
+        ]
 
     def _hashed_and_joined(self) -> Iterator[bytes]:
         for block, payload in enumerate(self._payloads):
             checksum = xxhash.xxh3_64_intdigest(payload)
             for offset in range(0, _BLOCK_BYTES, wire.MESSAGE_PAYLOAD):
-                half = memoryview(payload)[offset:offset + wire.MESSAGE_PAYLOAD]
+                half = memoryview(payload)[offset : offset + wire.MESSAGE_PAYLOAD]
                 yield b"".join((wire.piece_head(block, offset, _BLOCK_BYTES, checksum, half.nbytes), half))
 
     def _fetch(self) -> list[_Row]:
@@ -152,8 +183,10 @@ class _Bench:
         _check(self._client.store_from(prompt, self._payloads, first_missing=0).held, _BLOCKS)
         request = wire.fetch_request(prompt, 0, 0, _BLOCKS, Part(), False)
         spare = [bytearray(_BLOCK_BYTES) for _ in range(_BLOCKS)]
-        pages = [[memoryview(buffer)[at:at + (32 << 10)] for at in range(0, _BLOCK_BYTES, 32 << 10)]
-                 for buffer in self._buffers]
+        pages = [
+            [memoryview(buffer)[at : at + (32 << 10)] for at in range(0, _BLOCK_BYTES, 32 << 10)]
+            for buffer in self._buffers
+        ]
 
         def fetch(buffers: Sequence[Any]) -> None:
             _check(self._client.fetch_into(prompt, buffers).leading, _BLOCKS)
@@ -169,33 +202,55 @@ class _Bench:
             xxhash.xxh3_64_intdigest(message)
             block, half = divmod(number, _BLOCK_BYTES // wire.MESSAGE_PAYLOAD)
             at = half * wire.MESSAGE_PAYLOAD
-            memoryview(spare[block])[at:at + wire.MESSAGE_PAYLOAD] = memoryview(message)[-wire.MESSAGE_PAYLOAD:]
+            memoryview(spare[block])[at : at + wire.MESSAGE_PAYLOAD] = memoryview(message)[
+                -wire.MESSAGE_PAYLOAD :
+            ]
 
         fetched, paged, dropped, copied = _interleaved(
-            self._rounds, _gigabytes_per_second, lambda: fetch(self._buffers), lambda: fetch(pages),
-            lambda: bare(drop), lambda: bare(hash_and_copy))
+            self._rounds,
+            _gigabytes_per_second,
+            lambda: fetch(self._buffers),
+            lambda: fetch(pages),
+            lambda: bare(drop),
+            lambda: bare(hash_and_copy),
+        )
         _check([bytes(buffer) for buffer in self._buffers] == self._payloads, True)
-        return [_Row("fetch_python", "GB/s", fetched, "bare stream, dropped", dropped),
-                _Row("fetch_copied_python", "GB/s", fetched, "bare stream, hashed and copied", copied),
-                _Row("fetch_64_segments_python", "GB/s", paged, "fetch_python", fetched)]
+        return [
+            _Row("fetch_python", "GB/s", fetched, "bare stream, dropped", dropped),
+            _Row("fetch_copied_python", "GB/s", fetched, "bare stream, hashed and copied", copied),
+            _Row("fetch_64_segments_python", "GB/s", paged, "fetch_python", fetched),
+        ]
 
     def _lookup(self) -> list[_Row]:
         prompt = self._fresh_prompt(_LOOKUP_BLOCKS, self._register("kvtier-bench-python-lookup", 64))
-        _check(self._client.store_from(prompt, [bytes(64)] * _LOOKUP_BLOCKS, first_missing=0).held, _LOOKUP_BLOCKS)
+        _check(
+            self._client.store_from(prompt, [bytes(64)] * _LOOKUP_BLOCKS, first_missing=0).held,
+            _LOOKUP_BLOCKS,
+        )
         request = wire.lookup_request(prompt)
         _check(self._client.lookup(prompt).blocks, _LOOKUP_BLOCKS)
-        found, bare = _interleaved(self._rounds, _median_us, lambda: self._client.lookup(prompt),
-                                   lambda: self._bare_lookup(request, timeout=_CALL_SECONDS))
+        found, bare = _interleaved(
+            self._rounds,
+            _median_us,
+            lambda: self._client.lookup(prompt),
+            lambda: self._bare_lookup(request, timeout=_CALL_SECONDS),
+        )
         return [_Row("lookup_512_hit_python", "us", found, "bare call", bare)]
 
     def _encode(self) -> list[_Row]:
         tokens = list(range(_LONG_TOKENS))
         packed = memoryview(b"".join(token.to_bytes(4, "little") for token in tokens)).cast("I")
         name = f"encode_{_LONG_TOKENS}_tokens"
-        of_buffer, of_list = _interleaved(self._rounds, lambda work: _median_us(work, 5),
-                                          lambda: wire.lookup_request(Prompt(self._model, packed)),
-                                          lambda: wire.lookup_request(Prompt(self._model, tokens)))
-        return [_Row(f"{name}_of_a_buffer_python", "us", of_buffer), _Row(f"{name}_of_a_list_python", "us", of_list)]
+        of_buffer, of_list = _interleaved(
+            self._rounds,
+            lambda work: _median_us(work, 5),
+            lambda: wire.lookup_request(Prompt(self._model, packed)),
+            lambda: wire.lookup_request(Prompt(self._model, tokens)),
+        )
+        return [
+            _Row(f"{name}_of_a_buffer_python", "us", of_buffer),
+            _Row(f"{name}_of_a_list_python", "us", of_list),
+        ]
 
 
 def _after(header: bytes, messages: Iterator[bytes]) -> Iterator[bytes]:
@@ -212,8 +267,12 @@ def _check(value: object, expected: object) -> None:
 def _own_daemon(binary: str) -> Iterator[str]:
     """Its address."""
     with tempfile.TemporaryDirectory(prefix="kvtier_bench_") as folder, open(f"{folder}/log", "wb") as log:
-        daemon = subprocess.Popen([binary, "--data-dir", f"{folder}/data", "--ram-bytes", "1GiB"], stderr=log,
-                                  stdout=subprocess.PIPE, text=True)
+        daemon = subprocess.Popen(
+            [binary, "--data-dir", f"{folder}/data", "--ram-bytes", "1GiB"],
+            stderr=log,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
             assert daemon.stdout is not None
             words = daemon.stdout.readline().split()
@@ -236,10 +295,15 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kvtier.bench", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m kvtier.bench", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--server", help="address of a running kvtierd")
-    parser.add_argument("--kvtierd", default=os.environ.get("KVTIERD") or shutil.which("kvtierd"),
-                        help="the program to run when there is no --server")
+    parser.add_argument(
+        "--kvtierd",
+        default=os.environ.get("KVTIERD") or shutil.which("kvtierd"),
+        help="the program to run when there is no --server",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="the rows as JSON, in the format of kvtier bench")
     options = parser.parse_args(arguments)

@@ -1,4 +1,5 @@
 """What makes a dead daemon cost nothing after the first few calls."""
+
 from __future__ import annotations
 
 import logging
@@ -23,11 +24,13 @@ class BreakerOptions:
 
 
 class CircuitBreaker:
-    """Closed: calls go through, failures in a row are counted. Open: calls are refused until the backoff is over. Half
-    open: one call probes; its success closes the breaker, its failure opens it for twice as long. Thread-safe."""
+    """Closed: calls go through, failures in a row are counted. Open: calls are refused until the backoff is
+    over. Half open: one call probes; its success closes the breaker, its failure opens it for twice as long.
+    Thread-safe."""
 
-    def __init__(self, options: BreakerOptions, address: str = "",
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, options: BreakerOptions, address: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._options = options
         self._address = address
         self._clock = clock
@@ -41,7 +44,8 @@ class CircuitBreaker:
         self._refused = 0
 
     def admit(self) -> None:
-        """Returns: make the call, then call ``record`` or ``withdraw`` exactly once. Raises Unavailable: refused."""
+        """Returns: make the call, then call ``record`` or ``withdraw`` exactly once. Raises Unavailable:
+        refused."""
         with self._lock:
             if not self._open:
                 return
@@ -51,11 +55,14 @@ class CircuitBreaker:
                 return
             self._refused += 1
             left = max(self._retry_at - now, 0)
-            raise Unavailable(f"{self._address}: circuit breaker is open after {self._failures} failed calls in a row, "
-                              f"next attempt in {left * 1000:.0f} ms")
+            raise Unavailable(
+                f"{self._address}: circuit breaker is open after {self._failures} failed calls in a row, "
+                f"next attempt in {left * 1000:.0f} ms"
+            )
 
     def record(self, failed: bool) -> None:
-        """``failed``: the daemon was not reached, or not in time. A call that the daemon refused is no failure."""
+        """``failed``: the daemon was not reached, or not in time. A call that the daemon refused is no
+        failure."""
         with self._lock:
             if not failed:
                 self._close_locked()
@@ -95,8 +102,11 @@ class CircuitBreaker:
         if self._probing:
             self._backoff = min(self._backoff * 2, self._options.longest_backoff)
         if not self._open:
-            _log.warning("%s: %d calls failed in a row; calls are misses until it answers again", self._address,
-                         self._failures)
+            _log.warning(
+                "%s: %d calls failed in a row; calls are misses until it answers again",
+                self._address,
+                self._failures,
+            )
         self._open = True
         self._probing = False
         self._retry_at = self._clock() + self._backoff

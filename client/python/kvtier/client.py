@@ -1,13 +1,14 @@
 """The blocking client.
 
-    with kvtier.Client("unix:/run/kvtier/kvtierd.sock") as client:
-        model = client.register_model(spec)
-        prompt = kvtier.Prompt(model.id, tokens)
-        with client.lookup(prompt, lease=10.0) as found:
-            report = client.fetch_into(found.lease, buffers[:found.blocks])
-        ... compute what is missing ...
-        client.store_from(prompt, buffers, first_missing=report.leading)
+with kvtier.Client("unix:/run/kvtier/kvtierd.sock") as client:
+    model = client.register_model(spec)
+    prompt = kvtier.Prompt(model.id, tokens)
+    with client.lookup(prompt, lease=10.0) as found:
+        report = client.fetch_into(found.lease, buffers[:found.blocks])
+    ... compute what is missing ...
+    client.store_from(prompt, buffers, first_missing=report.leading)
 """
+
 from __future__ import annotations
 
 import logging
@@ -15,9 +16,10 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Callable, Sequence, TypeVar
+from typing import Any, Sequence, TypeVar
 
 import grpc
 
@@ -30,8 +32,8 @@ from kvtier.transfer import Counters
 
 _log = logging.getLogger("kvtier")
 
-# gRPC ends a call at its deadline, except when a write to a peer that stands still is stuck. Then this package gives
-# the call up, so much later.
+# gRPC ends a call at its deadline, except when a write to a peer that stands still is stuck. Then this
+# package gives the call up, so much later.
 GRACE_SECONDS = 0.25
 _CLOSE_SECONDS = 2.0
 
@@ -39,16 +41,19 @@ T = TypeVar("T")
 
 
 class Lease:
-    """A time-limited pin on the blocks that one lookup found; falsy when there is none. Blocks [0, blocks) of the prompt
-    are pinned. Ends when a ``with`` block ends, by ``release``, when its client is closed, or when its time is up.
+    """A time-limited pin on the blocks that one lookup found; falsy when there is none. Blocks [0, blocks) of
+    the prompt are pinned. Ends when a ``with`` block ends, by ``release``, when its client is closed, or when
+    its time is up.
 
-    The release tells the daemon how many of its blocks were fetched by it and verified here, for the operator's hit
-    funnel; once detached the caller has to tell.
+    The release tells the daemon how many of its blocks were fetched by it and verified here, for the
+    operator's hit funnel; once detached the caller has to tell.
     """
 
     __slots__ = ("_client", "_model_id", "id", "blocks")
 
-    def __init__(self, client: Client | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0) -> None:
+    def __init__(
+        self, client: Client | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
+    ) -> None:
         self._client = client
         self._model_id = model_id
         self.id = lease_id
@@ -67,8 +72,11 @@ class Lease:
     def __del__(self) -> None:
         # Not released here: that would be a call from wherever the collector happens to run.
         if getattr(self, "id", 0):
-            warnings.warn(f"lease {self.id:x} was dropped unreleased, it stays until its time is up", ResourceWarning,
-                          stacklevel=2)
+            warnings.warn(
+                f"lease {self.id:x} was dropped unreleased, it stays until its time is up",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def renew(self, seconds: float) -> Done:
         """Sets the remaining time, counted from now: 0.001 to 600 s."""
@@ -107,67 +115,95 @@ class PrefixMatch(Found):
 
 
 class Client:
-    """Connections to one kvtierd (one for streams, one for the rest), made by the first call that needs them and made
-    again when they are lost.
+    """Connections to one kvtierd (one for streams, one for the rest), made by the first call that needs them
+    and made again when they are lost.
 
     address  "unix:/path" or "host:port"
 
-    Thread-safe: any number of threads may call at the same time. Calls block until their deadline at most, and a
-    quarter of a second more when the daemon stands still. A dead or slow daemon costs a bounded time, then nothing:
-    after a few failures in a row a circuit breaker makes calls misses at once, except for a probe now and then.
+    Thread-safe: any number of threads may call at the same time. Calls block until their deadline at most,
+    and a quarter of a second more when the daemon stands still. A dead or slow daemon costs a bounded time,
+    then nothing: after a few failures in a row a circuit breaker makes calls misses at once, except for a
+    probe now and then.
 
-    Not across fork(): a client that was used before must not be used in the child (InvalidArgument); make a new one
-    there. (gRPC itself asks for more: see its notes on fork.)
+    Not across fork(): a client that was used before must not be used in the child (InvalidArgument); make a
+    new one there. (gRPC itself asks for more: see its notes on fork.)
     """
 
     def __init__(self, address: str, options: ClientOptions = ClientOptions()) -> None:
         self._protocol = Protocol(address, options)
         self._lock = threading.Lock()  # guards what is below
         self._channels: list[grpc.Channel] = []
-        self._methods: dict[str, Callable[..., Any]] = {}
+        self._methods: dict[str, Any] = {}  # by name: what calls it
         self._process = 0  # that made the channel
         self._closed = False
         self._watch = _CallWatch()
+        weakref.finalize(self, self._watch.close)  # ends its thread when nobody closes the client
         self._lane = _QuickLane(address)
         self._never = threading.Event()
 
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # ------------------------------------------------------------------------------------------- calls
 
     def register_model(self, spec: ModelSpec, *, timeout: float | None = None) -> RegisteredModel:
-        """Declares a model: once, before anything else. Idempotent; survives a restart of the daemon, and is repeated
-        by this client if it does not. Raises every Error, and Internal when the daemon computes another id or other
-        part sizes from this spec than this package."""
+        """Declares a model: once, before anything else. Idempotent; survives a restart of the daemon, and is
+        repeated by this client if it does not. Raises every Error, and Internal when the daemon computes
+        another id or other part sizes from this spec than this package."""
         return self._run(self._protocol.register_model(spec, timeout))
 
-    def lookup(self, prompt: Prompt, *, lease: float | None = None, promote_to: Tier | None = None,
-               prefill_tokens_per_second: float = 0.0, timeout: float | None = None) -> PrefixMatch:
+    def lookup(
+        self,
+        prompt: Prompt,
+        *,
+        lease: float | None = None,
+        promote_to: Tier | None = None,
+        prefill_tokens_per_second: float = 0.0,
+        timeout: float | None = None,
+    ) -> PrefixMatch:
         """The longest cached prefix, in one round trip for any prompt length.
 
-        lease       seconds (0.001 to 600) for which a fetch of these blocks does not miss; without one the answer is a
-                    hint
+        lease       seconds (0.001 to 600) for which a fetch of these blocks does not miss; without one the
+                    answer is a hint
         promote_to  start moving what is found up to this tier; does not wait
-        prefill_tokens_per_second  how fast this engine computes, so that the operator sees the time saved; 0 = unknown
+        prefill_tokens_per_second
+                    how fast this engine computes, so that the operator sees the time saved; 0 = unknown
         """
-        found = self._run(self._protocol.lookup(prompt, lease=lease, promote_to=promote_to, timeout=timeout,
-                                                prefill_tokens_per_second=prefill_tokens_per_second))
+        found = self._run(
+            self._protocol.lookup(
+                prompt,
+                lease=lease,
+                promote_to=promote_to,
+                timeout=timeout,
+                prefill_tokens_per_second=prefill_tokens_per_second,
+            )
+        )
         held = Lease(self, prompt.model_id, found.lease_id, found.blocks) if found.lease_id else Lease()
-        return PrefixMatch(found.blocks, found.tokens, found.runs, found.group_blocks, found.lease_id, found.failure,
-                           held)
+        return PrefixMatch(
+            found.blocks, found.tokens, found.runs, found.group_blocks, found.lease_id, found.failure, held
+        )
 
-    def fetch_into(self, what: Prompt | Lease | int, buffers: Sequence[Any], *, first_block: int = 0,
-                   part: Part = Part(), allow_gaps: bool = False, timeout: float | None = None) -> FetchReport:
+    def fetch_into(
+        self,
+        what: Prompt | Lease | int,
+        buffers: Sequence[Any],
+        *,
+        first_block: int = 0,
+        part: Part = Part(),
+        allow_gaps: bool = False,
+        timeout: float | None = None,
+    ) -> FetchReport:
         """Fetches one part of blocks [first_block, first_block + len(buffers)) into the caller's memory.
 
         what        the prompt, a lease on it, or the id of a lease
-        buffers     buffers[i] takes block first_block + i: a writable contiguous object of the buffer protocol, or a
-                    sequence of such objects that are filled end to end. Exactly the part's bytes.
+        buffers     buffers[i] takes block first_block + i: a writable contiguous object of the buffer
+                    protocol, or a sequence of such objects that are filled end to end. Exactly the part's
+                    bytes.
         allow_gaps  go on after a miss; otherwise all blocks after the first miss are misses
 
         Payload is copied once, from the message as gRPC hands it over. Nothing is ok that was not verified.
@@ -175,27 +211,55 @@ class Client:
         prompt, lease_id, model_id = _target(what)
         if prompt is None and lease_id == 0:
             return FetchReport([False] * len(buffers), 0, NotFound("the lease is empty"))
-        return self._run(self._protocol.fetch(prompt, lease_id, model_id, buffers, first_block=first_block, part=part,
-                                              allow_gaps=allow_gaps, timeout=timeout))
+        return self._run(
+            self._protocol.fetch(
+                prompt,
+                lease_id,
+                model_id,
+                buffers,
+                first_block=first_block,
+                part=part,
+                allow_gaps=allow_gaps,
+                timeout=timeout,
+            )
+        )
 
-    def store_from(self, prompt: Prompt, buffers: Sequence[Any], *, first_block: int = 0, part: Part = Part(),
-                   durable: bool = False, first_missing: int | None = None,
-                   timeout: float | None = None) -> StoreReport:
+    def store_from(
+        self,
+        prompt: Prompt,
+        buffers: Sequence[Any],
+        *,
+        first_block: int = 0,
+        part: Part = Part(),
+        durable: bool = False,
+        first_missing: int | None = None,
+        timeout: float | None = None,
+    ) -> StoreReport:
         """Stores one part of blocks [first_block, first_block + len(buffers)).
 
-        buffers        as in ``fetch_into``, but they may be read-only. They are read until the call returns, and must
-                       not change meanwhile: a block that does is rejected.
+        buffers        as in ``fetch_into``, but they may be read-only. They are read until the call returns,
+                       and must not change meanwhile: a block that does is rejected.
         durable        on SSD and synced when this returns; needs the SSD tier. Otherwise in RAM.
-        first_missing  the first block that the daemon lacks, when the caller knows it from its own lookup; blocks
-                       before it are not sent. None: ask first.
+        first_missing  the first block that the daemon lacks, when the caller knows it from its own lookup;
+                       blocks before it are not sent. None: ask first.
 
         The prompt must reach through the last block stored. A block is found once all its parts are stored.
         """
-        return self._run(self._protocol.store(prompt, buffers, first_block=first_block, part=part, durable=durable,
-                                              first_missing=first_missing, timeout=timeout))
+        return self._run(
+            self._protocol.store(
+                prompt,
+                buffers,
+                first_block=first_block,
+                part=part,
+                durable=durable,
+                first_missing=first_missing,
+                timeout=timeout,
+            )
+        )
 
     def release(self, lease_id: int, verified_blocks: int = 0) -> Done:
-        """Ends a lease that was detached. ``verified_blocks``: how many of its blocks were fetched ok and used."""
+        """Ends a lease that was detached. ``verified_blocks``: how many of its blocks were fetched ok and
+        used."""
         return self._run(self._protocol.release(lease_id, verified_blocks))
 
     def renew(self, lease_id: int, seconds: float) -> Done:
@@ -245,15 +309,16 @@ class Client:
         if attempt.messages is None:
             return self._ask(method, attempt)
         try:
-            return _await(method.future(attempt.messages, timeout=attempt.limit), attempt)  # type: ignore
+            return _await(method.future(attempt.messages, timeout=attempt.limit), attempt)
         finally:
             attempt.messages.stop()
 
-    def _ask(self, method: Callable[..., Any], attempt: Attempt) -> Outcome:
-        """A call of one message each way: on this thread, if gRPC is sure to end it in time; that takes half as long."""
+    def _ask(self, method: Any, attempt: Attempt) -> Outcome:
+        """A call of one message each way: on this thread, if gRPC is sure to end it in time; that takes half
+        as long."""
         size = len(attempt.request)
         if not self._lane.enter(size):
-            outcome = _await(method.future(attempt.request, timeout=attempt.limit), attempt)  # type: ignore
+            outcome = _await(method.future(attempt.request, timeout=attempt.limit), attempt)
             self._lane.note(outcome)
             return outcome
         outcome = Outcome(error=Unavailable(f"{attempt.rpc}: given up"))
@@ -283,13 +348,15 @@ class Client:
             self._watch.remove(watched)
             call.cancel()
 
-    def _method(self, rpc: str) -> Callable[..., Any]:
+    def _method(self, rpc: str) -> Any:
         with self._lock:
             if not self._channels:
                 self._open_locked()
             elif self._process != os.getpid():
-                raise InvalidArgument(f"this client was used in process {self._process} and this is its child "
-                                      f"{os.getpid()}: make a new one after fork()")
+                raise InvalidArgument(
+                    f"this client was used in process {self._process} and this is its child "
+                    f"{os.getpid()}: make a new one after fork()"
+                )
             if self._closed and rpc != "Release":
                 raise InvalidArgument("the client is closed")
             return self._methods[rpc]
@@ -298,7 +365,8 @@ class Client:
         if self._closed:
             raise InvalidArgument("the client is closed")
         address, options = self._protocol.address, self._protocol.options.channel_options()
-        # Two connections, so that a stream whose peer stands still does not stick to the calls of one message.
+        # Two connections, so that a stream whose peer stands still does not stick to the calls of one
+        # message.
         calls, streams = (grpc.insecure_channel(address, options=options) for _ in range(2))
         for rpc in ("RegisterModel", "Lookup", "Release", "Renew"):
             self._methods[rpc] = calls.unary_unary(path_of(rpc))
@@ -309,8 +377,9 @@ class Client:
 
 
 class _QuickLane:
-    """Lets a call block in gRPC while no write on its connection can be stuck: when the last call that ended was answered
-    and what is under way fits into the socket's buffer, even if nobody reads. Otherwise gRPC may overlook the deadline."""
+    """Lets a call block in gRPC while no write on its connection can be stuck: when the last call that ended
+    was answered and what is under way fits into the socket's buffer, even if nobody reads. Otherwise gRPC may
+    overlook the deadline."""
 
     _UNIX_BYTES = 96 << 10  # Linux gives 208 KiB
     _TCP_BYTES = 8 << 10  # 16 KiB, while the other host is silent
@@ -352,7 +421,8 @@ def _await(call: Any, attempt: Attempt) -> Outcome:
 
 
 class _CallWatch:
-    """Cancels streams that have not ended when they should have: gRPC's iterator has no timeout of its own."""
+    """Cancels streams that have not ended when they should have: gRPC's iterator has no timeout of its
+    own."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards what is below
@@ -418,20 +488,28 @@ def close_channel(channel: grpc.Channel, address: str) -> None:
     closer.start()
     closer.join(_CLOSE_SECONDS)
     if closer.is_alive():
-        _log.warning("%s: the connection did not close within %.0f s, left to itself", address, _CLOSE_SECONDS)
+        _log.warning(
+            "%s: the connection did not close within %.0f s, left to itself", address, _CLOSE_SECONDS
+        )
 
 
 def stuck(attempt: Attempt) -> Error:
-    return DeadlineExceeded(f"{attempt.rpc}: no end of the call {GRACE_SECONDS} s after its deadline of "
-                            f"{attempt.limit:.3f} s: the daemon stands still")
+    return DeadlineExceeded(
+        f"{attempt.rpc}: no end of the call {GRACE_SECONDS} s after its deadline of "
+        f"{attempt.limit:.3f} s: the daemon stands still"
+    )
 
 
 def error_of_call(call: Any, attempt: Attempt) -> Error:
     """Of a call that has ended with an error."""
-    return error_of_status(attempt.rpc, call.code(), call.details(), call.initial_metadata(), call.trailing_metadata())
+    return error_of_status(
+        attempt.rpc, call.code(), call.details(), call.initial_metadata(), call.trailing_metadata()
+    )
 
 
-def error_of_status(rpc: str, code: grpc.StatusCode, details: str | None, initial: Any, trailing: Any) -> Error:
+def error_of_status(
+    rpc: str, code: grpc.StatusCode, details: str | None, initial: Any, trailing: Any
+) -> Error:
     number = code.value[0]
     if number == Code.UNIMPLEMENTED:
         details = "nobody serves kvtier's data API at this address"
@@ -439,8 +517,11 @@ def error_of_status(rpc: str, code: grpc.StatusCode, details: str | None, initia
         number, details = Code.UNAVAILABLE, f"ended by the other side or by close(): {details}"
     request_id = _metadata(initial, "kvtier-request-id")
     delay = _metadata(trailing, "retry-delay-ms")
-    return error_of(number, f"{rpc}: {details}" + (f" (request {request_id})" if request_id else ""),
-                    int(delay) / 1000 if delay.isascii() and delay.isdigit() else None)
+    return error_of(
+        number,
+        f"{rpc}: {details}" + (f" (request {request_id})" if request_id else ""),
+        int(delay) / 1000 if delay.isascii() and delay.isdigit() else None,
+    )
 
 
 def _metadata(metadata: Any, name: str) -> str:

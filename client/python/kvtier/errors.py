@@ -1,9 +1,11 @@
 """What can go wrong, by the codes of kvtier.proto.
 
-A daemon that is dead, slow, draining or full, and a lease that has ended, are *misses*: the call returns as if
-nothing were cached and puts one of these in its result's ``failure``. Raised are ``InvalidArgument`` (a bug of the
-caller) and ``Internal`` (a reply that breaks the protocol); ``Client.register_model`` raises all of them.
+A daemon that is dead, slow, draining or full, and a lease that has ended, are *misses*: the call returns as
+if nothing were cached and puts one of these in its result's ``failure``. Raised are ``InvalidArgument`` (a
+bug of the caller) and ``Internal`` (a reply that breaks the protocol); ``Client.register_model`` raises all
+of them.
 """
+
 from __future__ import annotations
 
 import enum
@@ -32,8 +34,8 @@ class Code(enum.IntEnum):
 
 
 class Error(Exception):
-    """The base of all errors of this package. ``code`` is the status code; the message names the call, and the
-    request id that the daemon logged."""
+    """The base of all errors of this package. ``code`` is the status code; the message names the call, and
+    the request id that the daemon logged."""
 
     def __init__(self, message: str, code: Code = Code.UNKNOWN) -> None:
         super().__init__(message)
@@ -93,8 +95,9 @@ class Internal(Error):
         super().__init__(message, Code.INTERNAL)
 
 
-_CLASSES: dict[Code, type[InvalidArgument | NotFound | FailedPrecondition | Unavailable | DeadlineExceeded
-                           | Internal]] = {
+_CLASSES: dict[
+    Code, type[InvalidArgument | NotFound | FailedPrecondition | Unavailable | DeadlineExceeded | Internal]
+] = {
     Code.INVALID_ARGUMENT: InvalidArgument,
     Code.NOT_FOUND: NotFound,
     Code.FAILED_PRECONDITION: FailedPrecondition,

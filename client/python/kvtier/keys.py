@@ -4,9 +4,11 @@
     key(i) = XXH3-128(key(i-1) || identity(i)),  key(-1) = root
     identity(i) = the block's tokens as u32 little endian, then its media; or the engine's hash
 
-Keys are 16 bytes, most significant first. A client does not need them (the daemon hashes for itself): they are for
-routers, caches in front and tests. tests/common/testdata/keys.golden pins them for C++ and Python alike.
+Keys are 16 bytes, most significant first. A client does not need them (the daemon hashes for itself): they
+are for routers, caches in front and tests. tests/common/testdata/keys.golden pins them for C++ and Python
+alike.
 """
+
 from __future__ import annotations
 
 import struct
@@ -21,12 +23,15 @@ _TOKENS, _ENGINE_HASHES = 1, 2
 
 
 def root_key(model_id: bytes, namespace: Namespace, *, block_tokens: int = 0, hash_bytes: int = 0) -> bytes:
-    """The key before the first. Give ``block_tokens`` for prompts of tokens, ``hash_bytes`` (the length of one) for
-    prompts of engine hashes."""
+    """The key before the first. Give ``block_tokens`` for prompts of tokens, ``hash_bytes`` (the length of
+    one) for prompts of engine hashes."""
     kind, identity_bytes = (_TOKENS, 4 * block_tokens) if block_tokens else (_ENGINE_HASHES, hash_bytes)
     fields = (namespace.tenant.encode(), namespace.salt, namespace.adapter.encode())
-    return xxhash.xxh3_128_digest(b"".join((_ROOT_TAG, _field(model_id), struct.pack("<BI", kind, identity_bytes),
-                                            *map(_field, fields))))
+    return xxhash.xxh3_128_digest(
+        b"".join(
+            (_ROOT_TAG, _field(model_id), struct.pack("<BI", kind, identity_bytes), *map(_field, fields))
+        )
+    )
 
 
 def child_key(parent: bytes, identity: bytes) -> bytes:
@@ -37,13 +42,18 @@ def child_key(parent: bytes, identity: bytes) -> bytes:
 class TokenKeys:
     """Keys of a token prompt that arrives bit by bit. Not thread-safe.
 
-        keys = TokenKeys(model.id, model.block_tokens, namespace)
-        keys.feed(prompt_token_bytes)  # a key for each block that is now complete
-        keys.feed(more)
+    keys = TokenKeys(model.id, model.block_tokens, namespace)
+    keys.feed(prompt_token_bytes)  # a key for each block that is now complete
+    keys.feed(more)
     """
 
-    def __init__(self, model_id: bytes, block_tokens: int, namespace: Namespace = Namespace(),
-                 media: Sequence[MediaSpan] = ()) -> None:
+    def __init__(
+        self,
+        model_id: bytes,
+        block_tokens: int,
+        namespace: Namespace = Namespace(),
+        media: Sequence[MediaSpan] = (),
+    ) -> None:
         self.blocks = 0  # keys given so far
         self._block_tokens = block_tokens
         self._media = list(media)
@@ -58,7 +68,7 @@ class TokenKeys:
         self._rest = data[end:]
         keys = []
         for at in range(0, end, size):
-            self._last = child_key(self._last, data[at:at + size] + self._media_of_block())
+            self._last = child_key(self._last, data[at : at + size] + self._media_of_block())
             self.blocks += 1
             keys.append(self._last)
         return keys
@@ -71,8 +81,11 @@ class TokenKeys:
         while self._media and self._media[0].first_token + self._media[0].token_count <= begin:
             self._media.pop(0)
         # A span's place is relative to the block's, so that one image at another offset is another identity.
-        return b"".join(struct.pack("<iI", span.first_token - begin, span.token_count) + _field(span.digest)
-                        for span in self._media if span.first_token < end)
+        return b"".join(
+            struct.pack("<iI", span.first_token - begin, span.token_count) + _field(span.digest)
+            for span in self._media
+            if span.first_token < end
+        )
 
 
 def iter_keys(prompt: Prompt, block_tokens: int) -> Iterator[bytes]:
@@ -86,7 +99,7 @@ def iter_keys(prompt: Prompt, block_tokens: int) -> Iterator[bytes]:
     keys = TokenKeys(prompt.model_id, block_tokens, prompt.namespace, prompt.media)
     size = 4 * block_tokens
     for at in range(0, len(prompt.token_bytes) - size + 1, size):
-        yield from keys.feed(prompt.token_bytes[at:at + size])
+        yield from keys.feed(prompt.token_bytes[at : at + size])
 
 
 def block_keys(prompt: Prompt, block_tokens: int) -> list[bytes]:

@@ -1,8 +1,9 @@
 """A model's attention shape, and from it the bytes of a block and its parts, and the model's identity.
 
-Pure functions of a ``ModelSpec``, and the same in C++ (common/model_spec.cc): the daemon's answers are checked
-against them.
+Pure functions of a ``ModelSpec``, and the same in C++ (common/model_spec.cc): the daemon's answers are
+checked against them.
 """
+
 from __future__ import annotations
 
 import enum
@@ -97,7 +98,8 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What makes KV interchangeable, apart from the prompt. Two specs that differ in any field are two models.
+    """What makes KV interchangeable, apart from the prompt. Two specs that differ in any field are two
+    models.
 
     The shape is either given (``layer_groups`` and ``dtype``) or withheld (``explicit_part_bytes``, with a
     ``layout_fingerprint``) by an engine that moves whole opaque blocks.
@@ -111,7 +113,8 @@ class ModelSpec:
     tensor_parallel: int = 1  # ranks that split the kv heads, at most 1,024
     pack_order: PackOrder = PackOrder.UNSPECIFIED
     layout_fingerprint: bytes = b""  # up to 64 bytes
-    # Bytes of each part, group-major: part (group g, rank r) is element g * tensor_parallel + r. Each at most 64 MiB.
+    # Bytes of each part, group-major: part (group g, rank r) is element g * tensor_parallel + r. Each at most
+    # 64 MiB.
     explicit_part_bytes: Sequence[int] = ()
     explicit_groups: int = 1
 
@@ -134,7 +137,9 @@ class ModelSpec:
         check_range("dtype", self.dtype, 0, DType.INT8)
         check_range("pack_order", self.pack_order, 0, PackOrder.OPAQUE)
         _check_shape(self)
-        check_range("parts (layer groups * tensor_parallel)", self.groups * self.tensor_parallel, 1, _MAX_PARTS)
+        check_range(
+            "parts (layer groups * tensor_parallel)", self.groups * self.tensor_parallel, 1, _MAX_PARTS
+        )
         for i, size in enumerate(self.part_bytes()):
             check_range(f"part_bytes[{i}]", size, 1, _MAX_PART_BYTES)
 
@@ -142,8 +147,9 @@ class ModelSpec:
         """Bytes of each part, group-major. A part of a state group holds the state at the block's end."""
         if self.explicit_part_bytes:
             return tuple(self.explicit_part_bytes)
-        return tuple(_rank_part_bytes(self, group) for group in self.layer_groups
-                     for _ in range(self.tensor_parallel))
+        return tuple(
+            _rank_part_bytes(self, group) for group in self.layer_groups for _ in range(self.tensor_parallel)
+        )
 
     def block_bytes(self) -> int:
         return sum(self.part_bytes())
@@ -198,8 +204,8 @@ def tier_of(number: int) -> Tier:
     return Tier(number) if number in Tier._value2member_map_ else Tier.UNKNOWN
 
 
-# Each field goes in as its number, then its value: integers in 8 bytes, strings after their length, lists after
-# their count.
+# Each field goes in as its number, then its value: integers in 8 bytes, strings after their length, lists
+# after their count.
 def _put_number(out: bytearray, field: int, value: int) -> None:
     out += struct.pack("<BQ", field, value)
 
@@ -211,6 +217,7 @@ def _put_bytes(out: bytearray, field: int, value: bytes) -> None:
 
 def _put_group(out: bytearray, group: LayerGroup) -> None:
     attention = group.attention
+    fields: tuple[tuple[int, int], ...]
     if isinstance(attention, GroupedAttention):
         fields = ((1, 0), (2, attention.kv_heads), (3, attention.head_dim), (4, attention.value_head_dim))
     elif isinstance(attention, LatentAttention):
@@ -236,8 +243,10 @@ def _rank_part_bytes(spec: ModelSpec, group: LayerGroup) -> int:
 
 def _check_shape(spec: ModelSpec) -> None:
     if spec.layer_groups and spec.explicit_part_bytes:
-        raise InvalidArgument(f"explicit_part_bytes has {len(spec.explicit_part_bytes)} elements, with layer_groups "
-                              "it must be empty")
+        raise InvalidArgument(
+            f"explicit_part_bytes has {len(spec.explicit_part_bytes)} elements, with layer_groups "
+            "it must be empty"
+        )
     if spec.layer_groups:
         _check_groups(spec)
     elif spec.explicit_part_bytes:
@@ -259,8 +268,10 @@ def _check_explicit(spec: ModelSpec) -> None:
     check_range("explicit_groups", spec.explicit_groups, 1, _MAX_GROUPS)
     expected = spec.explicit_groups * spec.tensor_parallel
     if len(spec.explicit_part_bytes) != expected:
-        raise InvalidArgument(f"explicit_part_bytes has {len(spec.explicit_part_bytes)} elements, "
-                              f"explicit_groups * tensor_parallel is {expected}")
+        raise InvalidArgument(
+            f"explicit_part_bytes has {len(spec.explicit_part_bytes)} elements, "
+            f"explicit_groups * tensor_parallel is {expected}"
+        )
 
 
 def _check_group(field: str, group: LayerGroup, ranks: int) -> None:
@@ -275,8 +286,10 @@ def _check_group(field: str, group: LayerGroup, ranks: int) -> None:
     elif isinstance(attention, StateLayers):
         _check_state(field, attention, group.window_tokens, ranks)
     else:
-        raise InvalidArgument(f"{field}.attention is a {type(attention).__name__}, one of GroupedAttention, "
-                              "LatentAttention, StateLayers is needed")
+        raise InvalidArgument(
+            f"{field}.attention is a {type(attention).__name__}, one of GroupedAttention, "
+            "LatentAttention, StateLayers is needed"
+        )
 
 
 def _check_grouped(field: str, attention: GroupedAttention, ranks: int) -> None:
@@ -284,13 +297,15 @@ def _check_grouped(field: str, attention: GroupedAttention, ranks: int) -> None:
     check_range(f"{field}.head_dim", attention.head_dim, 1, _MAX_DIMENSION)
     check_range(f"{field}.value_head_dim", attention.value_head_dim, 0, _MAX_DIMENSION)
     if attention.kv_heads % ranks and ranks % attention.kv_heads:
-        raise InvalidArgument(f"{field}.kv_heads is {attention.kv_heads}, tensor_parallel is {ranks}: one must divide "
-                              "the other")
+        raise InvalidArgument(
+            f"{field}.kv_heads is {attention.kv_heads}, tensor_parallel is {ranks}: one must divide the other"
+        )
 
 
 def _check_state(field: str, attention: StateLayers, window_tokens: int, ranks: int) -> None:
     check_range(f"{field}.state_bytes", attention.state_bytes, 1, _MAX_STATE_BYTES)
     check_range(f"{field}.window_tokens", window_tokens, 0, 0)
     if attention.state_bytes % ranks:
-        raise InvalidArgument(f"{field}.state_bytes is {attention.state_bytes}, not a multiple of tensor_parallel, "
-                              f"{ranks}")
+        raise InvalidArgument(
+            f"{field}.state_bytes is {attention.state_bytes}, not a multiple of tensor_parallel, {ranks}"
+        )

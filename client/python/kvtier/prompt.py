@@ -1,4 +1,5 @@
 """A prompt, from its first token, and what keeps prompts apart."""
+
 from __future__ import annotations
 
 import array
@@ -41,8 +42,8 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """A span of tokens that stand for something else (an image, audio): equal placeholder tokens, other content.
-    The digest enters the identity of every block that the span touches, with the span's place."""
+    """A span of tokens that stand for something else (an image, audio): equal placeholder tokens, other
+    content. The digest enters the identity of every block that the span touches, with the span's place."""
 
     first_token: int
     token_count: int  # at least 1; the span must end within the prompt
@@ -67,21 +68,27 @@ class Part:
 class Prompt:
     """A prompt of a registered model, from its first token: either ``tokens`` or ``engine_hashes``.
 
-    tokens         a sequence of ints from 0 to 2^32 - 1, or a buffer of 4-byte integers (numpy, array.array), which
-                   is much quicker to take. A partial last block is ignored.
-    engine_hashes  the engine's own chained block hashes, one per full block, all of one length from 8 to 64 bytes. The
-                   engine vouches that a hash covers its block and everything before it.
+    tokens         a sequence of ints from 0 to 2^32 - 1, or a buffer of 4-byte integers (numpy, array.array),
+                   which is much quicker to take. A partial last block is ignored.
+    engine_hashes  the engine's own chained block hashes, one per full block, all of one length from 8 to 64
+                   bytes. The engine vouches that a hash covers its block and everything before it.
     media          spans whose tokens are placeholders; ascending, not overlapping; only with tokens.
 
-    Immutable: it holds a copy of what it was made of, and may be used for any number of calls, from any thread.
-    Raises InvalidArgument naming field, value and limit.
+    Immutable: it holds a copy of what it was made of, and may be used for any number of calls, from any
+    thread. Raises InvalidArgument naming field, value and limit.
     """
 
     __slots__ = ("model_id", "namespace", "media", "token_bytes", "engine_hashes", "_encoded")
 
-    def __init__(self, model_id: bytes, tokens: Sequence[int] | Any | None = None, *,
-                 engine_hashes: Iterable[bytes] | None = None, namespace: Namespace = Namespace(),
-                 media: Sequence[MediaSpan] = ()) -> None:
+    def __init__(
+        self,
+        model_id: bytes,
+        tokens: Sequence[int] | Any | None = None,
+        *,
+        engine_hashes: Iterable[bytes] | None = None,
+        namespace: Namespace = Namespace(),
+        media: Sequence[MediaSpan] = (),
+    ) -> None:
         if len(model_id) != _MODEL_ID_BYTES:
             raise InvalidArgument(f"model_id has {len(model_id)} bytes, it must have {_MODEL_ID_BYTES}")
         self.model_id = bytes(model_id)
@@ -91,8 +98,10 @@ class Prompt:
         self.engine_hashes = () if engine_hashes is None else tuple(bytes(h) for h in engine_hashes)
         self._encoded: bytes | None = None  # by wire.encode_prompt
         if bool(self.token_bytes) == bool(self.engine_hashes):
-            raise InvalidArgument(f"prompt has {self.token_count} tokens and {len(self.engine_hashes)} engine_hashes, "
-                                  "it must have one of the two")
+            raise InvalidArgument(
+                f"prompt has {self.token_count} tokens and {len(self.engine_hashes)} engine_hashes, "
+                "it must have one of the two"
+            )
         _check_hashes(self.engine_hashes)
         _check_media(self.media, self.token_count)
 
@@ -121,8 +130,10 @@ def _token_bytes(tokens: Any) -> bytes:
     if view.itemsize == 8 and code in "lLqQ":
         return _pack(view.tolist())
     if view.itemsize != 4 or code not in "iIlL":
-        raise InvalidArgument(f"tokens is a buffer of items of {view.itemsize} bytes and format '{view.format}', it must "
-                              "be of 4-byte integers")
+        raise InvalidArgument(
+            f"tokens is a buffer of items of {view.itemsize} bytes and format '{view.format}', it must "
+            "be of 4-byte integers"
+        )
     packed = view.tobytes()
     if code in "il" and not packed[3::4].isascii():  # a sign bit is set
         raise InvalidArgument(f"tokens has {min(view.tolist())}, the limits are 0 and {_U32}")
@@ -158,8 +169,9 @@ def _check_hashes(hashes: tuple[bytes, ...]) -> None:
     length = len(hashes[0]) if hashes else 8
     if not 8 <= length <= 64 or any(len(h) != length for h in hashes):
         i = next((i for i, h in enumerate(hashes) if len(h) != length), 0)
-        raise InvalidArgument(f"engine_hashes[{i}] has {len(hashes[i])} bytes, the first has {length}, the limits are 8 "
-                              "and 64")
+        raise InvalidArgument(
+            f"engine_hashes[{i}] has {len(hashes[i])} bytes, the first has {length}, the limits are 8 and 64"
+        )
 
 
 def _check_media(media: tuple[MediaSpan, ...], tokens: int) -> None:
@@ -170,8 +182,9 @@ def _check_media(media: tuple[MediaSpan, ...], tokens: int) -> None:
         if span.token_count < 1:
             raise InvalidArgument(f"media[{i}].token_count is {span.token_count}, the least is 1")
         if span.first_token < end:
-            raise InvalidArgument(f"media[{i}].first_token is {span.first_token}, before the end of the span before it, "
-                                  f"{end}")
+            raise InvalidArgument(
+                f"media[{i}].first_token is {span.first_token}, before the end of the span before it, {end}"
+            )
         end = span.first_token + span.token_count
         if end > tokens:
             raise InvalidArgument(f"media[{i}] ends at token {end}, the prompt has {tokens}")

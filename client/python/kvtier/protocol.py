@@ -1,9 +1,10 @@
 """What a call does, without doing any I/O: shared by the blocking and the asyncio client.
 
-Each operation is a generator. It yields ``Attempt`` (make this call, answer with an ``Outcome``) or ``Pause`` (wait so
-long), and returns its result. A client is a loop that carries these out, so deadlines, retries, breaker, checks,
-accounting and the rule of what is raised exist once.
+Each operation is a generator. It yields ``Attempt`` (make this call, answer with an ``Outcome``) or ``Pause``
+(wait so long), and returns its result. A client is a loop that carries these out, so deadlines, retries,
+breaker, checks, accounting and the rule of what is raised exist once.
 """
+
 from __future__ import annotations
 
 import math
@@ -14,11 +15,28 @@ from typing import Any, Callable, Generator, Sequence, TypeVar
 
 from kvtier import wire
 from kvtier.breaker import BreakerOptions, CircuitBreaker
-from kvtier.errors import (DeadlineExceeded, Error, Internal, InvalidArgument, NotFound, Unavailable, check_range)
+from kvtier.errors import (
+    DeadlineExceeded,
+    Error,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    check_range,
+)
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
-from kvtier.results import (Done, FetchReport, Found, StoredBlock, StoreReport, StoreVerdict, TierSpan, refusal_of,
-                            span_of)
+from kvtier.results import (
+    Done,
+    FetchReport,
+    Found,
+    StoredBlock,
+    StoreReport,
+    StoreVerdict,
+    TierSpan,
+    refusal_of,
+    span_of,
+)
 from kvtier.transfer import Block, Counters, FetchAssembler, StoreMessages, blocks_of, check_sizes
 
 _FIRST_PAUSE = 0.005  # seconds; doubles with each retry
@@ -27,7 +45,8 @@ _LONGEST_LEASE = 600.0
 _UNIX = "unix:"
 _UNIX_PATH_BYTES = 108
 
-# How the daemon and the C++ client tune gRPC's transport (common/channel_args.h), and what Python needs besides.
+# How the daemon and the C++ client tune gRPC's transport (common/channel_args.h), and what Python needs
+# besides.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.lookahead_bytes", 16 << 20),
@@ -63,8 +82,8 @@ class ClientOptions:
 
 @dataclass(slots=True)
 class Attempt:
-    """One call to make. ``request`` for all but Store, which has ``messages``; ``on_message`` for Fetch, to be called
-    with each message in order: an Error that it raises ends the call and is its error."""
+    """One call to make. ``request`` for all but Store, which has ``messages``; ``on_message`` for Fetch, to
+    be called with each message in order: an Error that it raises ends the call and is its error."""
 
     rpc: str
     limit: float  # seconds
@@ -103,8 +122,10 @@ def check_address(address: str) -> None:
         host, _, port = address.rpartition(":")
         if host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
             return
-    raise InvalidArgument(f'address is "{address}", it must be "unix:/path" with a path below {_UNIX_PATH_BYTES} bytes, '
-                          'or "host:port"')
+    raise InvalidArgument(
+        f'address is "{address}", it must be "unix:/path" with a path below {_UNIX_PATH_BYTES} bytes, '
+        'or "host:port"'
+    )
 
 
 def lease_milliseconds(seconds: float | None) -> int:
@@ -139,7 +160,7 @@ class LeaseLedger:
             verified = self._verified.get(lease_id)
             if verified is None:
                 return
-            for i, good in enumerate(ok[:max(len(verified) - first_block, 0)], first_block):
+            for i, good in enumerate(ok[: max(len(verified) - first_block, 0)], first_block):
                 verified[i] |= good
 
     def close(self, lease_id: int) -> int:
@@ -168,7 +189,9 @@ class Protocol:
     def counters(self) -> Counters:
         with self._lock:
             counted = dict(self._counted)
-        return Counters(**counted, refused_by_breaker=self._breaker.refused, breaker_opened=self._breaker.opened)
+        return Counters(
+            **counted, refused_by_breaker=self._breaker.refused, breaker_opened=self._breaker.opened
+        )
 
     # ------------------------------------------------------------------------------------- operations
 
@@ -180,12 +203,25 @@ class Protocol:
             self._models[model.id] = spec
         return model
 
-    def lookup(self, prompt: Prompt, *, lease: float | None, promote_to: Tier | None,
-               prefill_tokens_per_second: float, timeout: float | None) -> Operation[Found]:
+    def lookup(
+        self,
+        prompt: Prompt,
+        *,
+        lease: float | None,
+        promote_to: Tier | None,
+        prefill_tokens_per_second: float,
+        timeout: float | None,
+    ) -> Operation[Found]:
         if not 0 <= prefill_tokens_per_second <= 1e9:
-            raise InvalidArgument(f"prefill_tokens_per_second is {prefill_tokens_per_second}, the limits are 0 and 1e9")
-        request = wire.lookup_request(prompt, lease_ms=lease_milliseconds(lease), promote_to=int(promote_to or 0),
-                                      prefill_tokens_per_second=prefill_tokens_per_second)
+            raise InvalidArgument(
+                f"prefill_tokens_per_second is {prefill_tokens_per_second}, the limits are 0 and 1e9"
+            )
+        request = wire.lookup_request(
+            prompt,
+            lease_ms=lease_milliseconds(lease),
+            promote_to=int(promote_to or 0),
+            prefill_tokens_per_second=prefill_tokens_per_second,
+        )
         end = self._end(timeout, self.options.lookup_deadline)
         try:
             reply = yield from self._lookup(prompt, request, end)
@@ -193,16 +229,33 @@ class Protocol:
             return Found(failure=failure_of(error))
         if reply.lease_id:
             self.leases.open(reply.lease_id, reply.blocks)
-        return Found(reply.blocks, reply.tokens, tuple(_span(run) for run in reply.runs), tuple(reply.group_blocks),
-                     reply.lease_id)
+        return Found(
+            reply.blocks,
+            reply.tokens,
+            tuple(_span(run) for run in reply.runs),
+            tuple(reply.group_blocks),
+            reply.lease_id,
+        )
 
-    def fetch(self, prompt: Prompt | None, lease_id: int, model_id: bytes | None, buffers: Sequence[Any], *,
-              first_block: int, part: Part, allow_gaps: bool, timeout: float | None) -> Operation[FetchReport]:
+    def fetch(
+        self,
+        prompt: Prompt | None,
+        lease_id: int,
+        model_id: bytes | None,
+        buffers: Sequence[Any],
+        *,
+        first_block: int,
+        part: Part,
+        allow_gaps: bool,
+        timeout: float | None,
+    ) -> Operation[FetchReport]:
         """By prompt, or by lease. ``model_id`` is None when it is not known (a bare lease id)."""
         blocks = blocks_of("buffers", buffers, writable=True)
         check_range("first_block", first_block, 0, _U32 - len(blocks))
         self._check_part(model_id, part, blocks)
-        request = wire.fetch_request(prompt, lease_id, first_block, first_block + len(blocks), part, allow_gaps)
+        request = wire.fetch_request(
+            prompt, lease_id, first_block, first_block + len(blocks), part, allow_gaps
+        )
         end = self._end(timeout, self.options.transfer_deadline)
         assembler = FetchAssembler(first_block, blocks)
         attempt = Attempt("Fetch", 0, request, on_message=assembler.add)
@@ -218,8 +271,17 @@ class Protocol:
         leading = next((i for i, ok in enumerate(assembler.ok) if not ok), len(blocks))
         return FetchReport(assembler.ok, leading)
 
-    def store(self, prompt: Prompt, buffers: Sequence[Any], *, first_block: int, part: Part, durable: bool,
-              first_missing: int | None, timeout: float | None) -> Operation[StoreReport]:
+    def store(
+        self,
+        prompt: Prompt,
+        buffers: Sequence[Any],
+        *,
+        first_block: int,
+        part: Part,
+        durable: bool,
+        first_missing: int | None,
+        timeout: float | None,
+    ) -> Operation[StoreReport]:
         blocks = blocks_of("buffers", buffers, writable=False)
         check_range("first_block", first_block, 0, _U32 - len(blocks))
         self._check_part(prompt.model_id, part, blocks)
@@ -238,7 +300,9 @@ class Protocol:
     def release(self, lease_id: int, verified_blocks: int, timeout: float | None = None) -> Operation[Done]:
         _check_lease_id(lease_id)
         check_range("verified_blocks", verified_blocks, 0, _U32)
-        return (yield from self._acknowledged("Release", wire.release_request(lease_id, verified_blocks), timeout))
+        return (
+            yield from self._acknowledged("Release", wire.release_request(lease_id, verified_blocks), timeout)
+        )
 
     def renew(self, lease_id: int, seconds: float, timeout: float | None = None) -> Operation[Done]:
         _check_lease_id(lease_id)
@@ -276,11 +340,21 @@ class Protocol:
 
     def _first_missing(self, prompt: Prompt, end: float) -> Operation[int]:
         request = wire.lookup_request(prompt, before_store=True)
-        reply = yield from self._lookup(prompt, request, min(end, self._end(None, self.options.lookup_deadline)))
+        reply = yield from self._lookup(
+            prompt, request, min(end, self._end(None, self.options.lookup_deadline))
+        )
         return int(reply.blocks)
 
-    def _store(self, prompt: Prompt, blocks: Sequence[Block], present: int, first_block: int, part: Part,
-               durable: bool, end: float) -> Operation[StoreReport]:
+    def _store(
+        self,
+        prompt: Prompt,
+        blocks: Sequence[Block],
+        present: int,
+        first_block: int,
+        part: Part,
+        durable: bool,
+        end: float,
+    ) -> Operation[StoreReport]:
         outcomes = [StoredBlock(StoreVerdict.ALREADY_PRESENT)] * present
         missing = blocks[present:]
         if not missing:
@@ -307,7 +381,9 @@ class Protocol:
             return Done(failure_of(error))
         return Done()
 
-    def _with_model(self, prompt: Prompt | None, end: float, call: Callable[[], Operation[bytes]]) -> Operation[bytes]:
+    def _with_model(
+        self, prompt: Prompt | None, end: float, call: Callable[[], Operation[bytes]]
+    ) -> Operation[bytes]:
         """The call; once more when the daemon had forgotten a model that this client registered."""
         try:
             return (yield from call())
@@ -346,8 +422,12 @@ class Protocol:
             attempt.limit = max(end - time.monotonic(), 0.001)
             outcome = yield attempt
             assert isinstance(outcome, Outcome)
-            again = (isinstance(outcome.error, Unavailable) and not outcome.received
-                     and retries < self.options.retries and time.monotonic() + pause < end)
+            again = (
+                isinstance(outcome.error, Unavailable)
+                and not outcome.received
+                and retries < self.options.retries
+                and time.monotonic() + pause < end
+            )
             if not again:
                 return outcome
             retries += 1

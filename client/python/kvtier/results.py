@@ -1,4 +1,6 @@
-"""What calls return. ``failure`` is None, or why there is nothing: kvtier/errors.py says what is a failure."""
+"""What calls return. ``failure`` is None, or why there is nothing: kvtier/errors.py says what is a
+failure."""
+
 from __future__ import annotations
 
 import enum
@@ -30,9 +32,9 @@ class Found:
     failure: Error | None = None
 
     def blocks_worth_fetching(self, prefill_tokens_per_second: float) -> int:
-        """How many leading blocks are worth fetching for an engine that computes so many prompt tokens per second: the
-        longest prefix of whole runs that saves the most time. Runs that are not measured yet count as worth it; a rate
-        of 0 or less is unknown: all blocks."""
+        """How many leading blocks are worth fetching for an engine that computes so many prompt tokens per
+        second: the longest prefix of whole runs that saves the most time. Runs that are not measured yet
+        count as worth it; a rate of 0 or less is unknown: all blocks."""
         if self.blocks == 0 or prefill_tokens_per_second <= 0:
             return self.blocks
         block_seconds = self.tokens / self.blocks / prefill_tokens_per_second
@@ -48,8 +50,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
-    """``ok[i]``: buffers[i] has the exact bytes that were stored, their checksum verified here. The memory of a block
-    that is not ok has undefined contents. With a ``failure`` none is ok."""
+    """``ok[i]``: buffers[i] has the exact bytes that were stored, their checksum verified here. The memory of
+    a block that is not ok has undefined contents. With a ``failure`` none is ok."""
 
     ok: list[bool]
     leading: int  # ok blocks before the first that is not

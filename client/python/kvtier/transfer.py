@@ -1,4 +1,5 @@
 """Payload between the caller's memory and messages: the only copies of it that this package makes."""
+
 from __future__ import annotations
 
 import threading
@@ -12,8 +13,9 @@ from kvtier.errors import Internal, InvalidArgument
 
 
 class Block:
-    """The caller's memory of one block's part: one contiguous object of the buffer protocol, or several that lie end to
-    end in the part. Refers to the memory, never copies it; holds the objects' buffers while it lives."""
+    """The caller's memory of one block's part: one contiguous object of the buffer protocol, or several that
+    lie end to end in the part. Refers to the memory, never copies it; holds the objects' buffers while it
+    lives."""
 
     __slots__ = ("views", "size")
 
@@ -29,7 +31,7 @@ class Block:
     def slices(self, offset: int, length: int) -> list[memoryview]:
         """[offset, offset + length) of the part."""
         if len(self.views) == 1:
-            return [self.views[0][offset:offset + length]]
+            return [self.views[0][offset : offset + length]]
         out = []
         for view in self.views:
             if length == 0:
@@ -37,7 +39,7 @@ class Block:
             if offset >= view.nbytes:
                 offset -= view.nbytes
                 continue
-            piece = view[offset:offset + length]
+            piece = view[offset : offset + length]
             out.append(piece)
             length -= piece.nbytes
             offset = 0
@@ -58,15 +60,18 @@ def check_sizes(field: str, blocks: Sequence[Block], part_bytes: int) -> None:
 
 def _segments(field: str, memory: Any, writable: bool) -> list[memoryview]:
     if not isinstance(memory, Sequence):
-        raise InvalidArgument(f"{field} is a {type(memory).__name__}, it must be of the buffer protocol or a sequence of "
-                              "such objects")
+        raise InvalidArgument(
+            f"{field} is a {type(memory).__name__}, it must be of the buffer protocol or a sequence of "
+            "such objects"
+        )
     views = []
     for i, segment in enumerate(memory):
         try:
             view = memoryview(segment)
         except TypeError:
-            raise InvalidArgument(f"{field}[{i}] is a {type(segment).__name__}, it must be of the buffer "
-                                  "protocol") from None
+            raise InvalidArgument(
+                f"{field}[{i}] is a {type(segment).__name__}, it must be of the buffer protocol"
+            ) from None
         if view.nbytes:
             views.append(_bytes_of(f"{field}[{i}]", view, writable))
     return views
@@ -84,13 +89,14 @@ def _bytes_of(field: str, view: memoryview, writable: bool) -> memoryview:
     try:
         return view.cast("B")
     except TypeError:
-        raise InvalidArgument(f"{field} has items of format '{view.format}', they must be of one native type; cast it to "
-                              "bytes") from None
+        raise InvalidArgument(
+            f"{field} has items of format '{view.format}', they must be of one native type; cast it to bytes"
+        ) from None
 
 
 class FetchAssembler:
-    """Takes the messages of one Fetch apart, into the caller's memory. Payload is copied once, from the message that
-    gRPC handed over.
+    """Takes the messages of one Fetch apart, into the caller's memory. Payload is copied once, from the
+    message that gRPC handed over.
 
     Order, offsets and sizes are checked (Internal); a part whose XXH3-64 is not that of its pieces is a miss.
     """
@@ -111,12 +117,14 @@ class FetchAssembler:
             if self._current is None and not self._begin(piece):
                 continue
             self._check(piece)
-            self._take(piece, view[piece.begin:piece.end])
+            self._take(piece, view[piece.begin : piece.end])
 
     def finish(self) -> None:
         """At the end of the stream."""
         if self._current is not None:
-            raise _broken(self._current, f"the stream ended after {self._received} of {self._current.part_bytes} bytes")
+            raise _broken(
+                self._current, f"the stream ended after {self._received} of {self._current.part_bytes} bytes"
+            )
 
     def _begin(self, piece: wire.Piece) -> bool:
         """False: the block is a miss."""
@@ -134,8 +142,9 @@ class FetchAssembler:
             raise _broken(piece, "part_bytes is 0")
         room = self._blocks[piece.block - self._first].size
         if piece.part_bytes != room:
-            raise InvalidArgument(f"buffers[{piece.block - self._first}] has {room} bytes, the part has "
-                                  f"{piece.part_bytes}")
+            raise InvalidArgument(
+                f"buffers[{piece.block - self._first}] has {room} bytes, the part has {piece.part_bytes}"
+            )
         self._current = piece
         self._received = 0
         return True
@@ -144,8 +153,14 @@ class FetchAssembler:
         current = self._current
         assert current is not None
         if piece.block != current.block:
-            raise _broken(piece, f"block {current.block} has only {self._received} of {current.part_bytes} bytes")
-        if (piece.status, piece.part_bytes, piece.checksum) != (wire.STATUS_OK, current.part_bytes, current.checksum):
+            raise _broken(
+                piece, f"block {current.block} has only {self._received} of {current.part_bytes} bytes"
+            )
+        if (piece.status, piece.part_bytes, piece.checksum) != (
+            wire.STATUS_OK,
+            current.part_bytes,
+            current.checksum,
+        ):
             raise _broken(piece, "status, part_bytes or checksum differ within a block")
         if piece.offset != self._received:
             raise _broken(piece, f"offset is {piece.offset}, expected {self._received}")
@@ -176,11 +191,11 @@ class FetchAssembler:
     def _copy(self, piece: wire.Piece, payload: memoryview) -> None:
         block = self._blocks[piece.block - self._first]
         if len(block.views) == 1:
-            block.views[0][piece.offset:piece.offset + payload.nbytes] = payload
+            block.views[0][piece.offset : piece.offset + payload.nbytes] = payload
             return
         at = 0
         for target in block.slices(piece.offset, payload.nbytes):
-            target[:] = payload[at:at + target.nbytes]
+            target[:] = payload[at : at + target.nbytes]
             at += target.nbytes
 
 
@@ -189,11 +204,11 @@ def _broken(piece: wire.Piece, what: str) -> Internal:
 
 
 class StoreMessages:
-    """The messages of one attempt of a Store, for gRPC to iterate over: the header, then pieces. Payload is copied once,
-    into the message.
+    """The messages of one attempt of a Store, for gRPC to iterate over: the header, then pieces. Payload is
+    copied once, into the message.
 
-    gRPC iterates on a thread of its own, which may go on for a moment after the call has ended: after ``stop`` the
-    caller's memory is not read any more.
+    gRPC iterates on a thread of its own, which may go on for a moment after the call has ended: after
+    ``stop`` the caller's memory is not read any more.
     """
 
     def __init__(self, header: bytes, first_block: int, blocks: Sequence[Block]) -> None:

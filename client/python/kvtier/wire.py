@@ -1,17 +1,27 @@
 """The messages of kvtier.proto, to bytes and back.
 
-Tokens and payload are joined into a request, and read out of a reply, by hand: protobuf would copy payload once more,
-and packs a long list of tokens slowly. Everything around them goes through the generated messages: encoded fields may
-stand in any order, so a message is its small fields, from protobuf, then its large one.
+Tokens and payload are joined into a request, and read out of a reply, by hand: protobuf would copy payload
+once more, and packs a long list of tokens slowly. Everything around them goes through the generated messages:
+encoded fields may stand in any order, so a message is its small fields, from protobuf, then its large one.
 """
+
 from __future__ import annotations
 
 import struct
-from typing import Iterator, NamedTuple
+from typing import Iterator, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError, Message
 
 from kvtier.errors import Internal, InvalidArgument
-from kvtier.model import (GroupedAttention, LatentAttention, LayerGroup, ModelSpec, RegisteredModel, TierRoom,
-                          tier_of)
+from kvtier.model import (
+    GroupedAttention,
+    LatentAttention,
+    LayerGroup,
+    ModelSpec,
+    RegisteredModel,
+    TierRoom,
+    tier_of,
+)
 from kvtier.prompt import Part, Prompt
 from kvtier.v1 import kvtier_pb2 as pb
 
@@ -23,6 +33,8 @@ MESSAGE_PIECES = 256
 STATUS_OK, STATUS_MISS = 1, 2
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+M = TypeVar("M", bound=Message)
 
 
 def varint(value: int) -> bytes:
@@ -48,10 +60,15 @@ def encode_prompt(prompt: Prompt) -> bytes:
     """The message Prompt; kept with the prompt, as one prompt is looked up, fetched and stored."""
     if prompt._encoded is None:
         name = prompt.namespace
-        head = pb.Prompt(model_id=prompt.model_id, engine_hashes=prompt.engine_hashes,
-                         namespace=pb.Namespace(tenant=name.tenant, salt=name.salt, adapter=name.adapter),
-                         media=[pb.MediaSpan(first_token=m.first_token, token_count=m.token_count, digest=m.digest)
-                                for m in prompt.media]).SerializeToString()
+        head = pb.Prompt(
+            model_id=prompt.model_id,
+            engine_hashes=prompt.engine_hashes,
+            namespace=pb.Namespace(tenant=name.tenant, salt=name.salt, adapter=name.adapter),
+            media=[
+                pb.MediaSpan(first_token=m.first_token, token_count=m.token_count, digest=m.digest)
+                for m in prompt.media
+            ],
+        ).SerializeToString()
         tokens = prompt.token_bytes
         prompt._encoded = b"".join((head, _length_delimited(3, len(tokens)), tokens)) if tokens else head
     return prompt._encoded
@@ -63,28 +80,48 @@ def _with_prompt(fields: bytes, prompt: Prompt | None) -> bytes:
     body = encode_prompt(prompt)
     message = b"".join((fields, _length_delimited(1, len(body)), body))
     if len(message) > MAX_REQUEST_BYTES:
-        raise InvalidArgument(f"prompt makes a message of {len(message)} bytes, the limit is {MAX_REQUEST_BYTES}")
+        raise InvalidArgument(
+            f"prompt makes a message of {len(message)} bytes, the limit is {MAX_REQUEST_BYTES}"
+        )
     return message
 
 
-def lookup_request(prompt: Prompt, *, lease_ms: int = 0, promote_to: int = 0, before_store: bool = False,
-                   prefill_tokens_per_second: float = 0.0) -> bytes:
-    fields = pb.LookupRequest(lease_ms=lease_ms, promote_to=promote_to, before_store=before_store,
-                              prefill_tokens_per_second=prefill_tokens_per_second)
+def lookup_request(
+    prompt: Prompt,
+    *,
+    lease_ms: int = 0,
+    promote_to: int = 0,
+    before_store: bool = False,
+    prefill_tokens_per_second: float = 0.0,
+) -> bytes:
+    fields = pb.LookupRequest(
+        lease_ms=lease_ms,
+        promote_to=promote_to,  # type: ignore[arg-type]
+        before_store=before_store,
+        prefill_tokens_per_second=prefill_tokens_per_second,
+    )
     return _with_prompt(fields.SerializeToString(), prompt)
 
 
-def fetch_request(prompt: Prompt | None, lease_id: int, first_block: int, last_block: int, part: Part,
-                  allow_gaps: bool) -> bytes:
-    fields = pb.FetchRequest(lease_id=lease_id, first_block=first_block, last_block=last_block, part=_part(part),
-                             allow_gaps=allow_gaps)
+def fetch_request(
+    prompt: Prompt | None, lease_id: int, first_block: int, last_block: int, part: Part, allow_gaps: bool
+) -> bytes:
+    fields = pb.FetchRequest(
+        lease_id=lease_id,
+        first_block=first_block,
+        last_block=last_block,
+        part=_part(part),
+        allow_gaps=allow_gaps,
+    )
     return _with_prompt(fields.SerializeToString(), prompt)
 
 
 def store_header(prompt: Prompt, first_block: int, block_count: int, part: Part, durable: bool) -> bytes:
     """A Store's first message."""
     durability = pb.DURABILITY_DURABLE if durable else pb.DURABILITY_ACCEPTED
-    fields = pb.StoreHeader(first_block=first_block, block_count=block_count, part=_part(part), durability=durability)
+    fields = pb.StoreHeader(
+        first_block=first_block, block_count=block_count, part=_part(part), durability=durability
+    )
     header = _with_prompt(fields.SerializeToString(), prompt)
     return _length_delimited(1, len(header)) + header
 
@@ -104,11 +141,18 @@ def piece_head(block: int, offset: int, part_bytes: int, checksum: int, payload_
 
 
 def register_request(spec: ModelSpec) -> bytes:
-    message = pb.ModelSpec(name=spec.name, revision=spec.revision, block_tokens=spec.block_tokens, dtype=int(spec.dtype),
-                           layer_groups=[_layer_group(group) for group in spec.layer_groups],
-                           tensor_parallel=spec.tensor_parallel, pack_order=int(spec.pack_order),
-                           layout_fingerprint=spec.layout_fingerprint, explicit_part_bytes=spec.explicit_part_bytes,
-                           explicit_groups=spec.explicit_groups)
+    message = pb.ModelSpec(
+        name=spec.name,
+        revision=spec.revision,
+        block_tokens=spec.block_tokens,
+        dtype=int(spec.dtype),  # type: ignore[arg-type]
+        layer_groups=[_layer_group(group) for group in spec.layer_groups],
+        tensor_parallel=spec.tensor_parallel,
+        pack_order=int(spec.pack_order),  # type: ignore[arg-type]
+        layout_fingerprint=spec.layout_fingerprint,
+        explicit_part_bytes=spec.explicit_part_bytes,
+        explicit_groups=spec.explicit_groups,
+    )
     return pb.RegisterModelRequest(spec=message).SerializeToString()
 
 
@@ -142,11 +186,11 @@ def _layer_group(group: LayerGroup) -> pb.LayerGroup:
 # ------------------------------------------------------------------------------------------------- replies
 
 
-def _parse(kind: type, reply: bytes, call: str):  # type: ignore[no-untyped-def]
+def _parse(kind: type[M], reply: bytes, call: str) -> M:
     message = kind()
     try:
         message.ParseFromString(reply)
-    except Exception as error:  # DecodeError; its home differs between versions of protobuf
+    except DecodeError as error:
         raise Internal(f"{call}: the reply of {len(reply)} bytes is not protobuf: {error}") from None
     return message
 
@@ -163,14 +207,25 @@ def decode_model(reply: bytes, spec: ModelSpec) -> RegisteredModel:
     """Checks the daemon's answer against what the spec says here."""
     message = _parse(pb.RegisterModelResponse, reply, "RegisterModel")
     if message.model_id != spec.id():
-        raise Internal(f"RegisterModel: the daemon's model_id for this spec is {message.model_id.hex()}, this package's "
-                       f"is {spec.id().hex()}")
+        raise Internal(
+            f"RegisterModel: the daemon's model_id for this spec is {message.model_id.hex()}, this package's "
+            f"is {spec.id().hex()}"
+        )
     if tuple(message.part_bytes) != spec.part_bytes():
-        raise Internal(f"RegisterModel: the daemon's part_bytes are {list(message.part_bytes)}, this package's are "
-                       f"{list(spec.part_bytes())}")
+        raise Internal(
+            f"RegisterModel: the daemon's part_bytes are {list(message.part_bytes)}, this package's are "
+            f"{list(spec.part_bytes())}"
+        )
     tiers = tuple(TierRoom(tier_of(t.tier), t.blocks, t.tokens) for t in message.tiers)
-    return RegisteredModel(message.model_id, spec.block_tokens, message.layer_groups, message.tensor_parallel,
-                           tuple(message.part_bytes), message.block_bytes, tiers)
+    return RegisteredModel(
+        message.model_id,
+        spec.block_tokens,
+        message.layer_groups,
+        message.tensor_parallel,
+        tuple(message.part_bytes),
+        message.block_bytes,
+        tiers,
+    )
 
 
 class Piece(NamedTuple):
@@ -186,7 +241,8 @@ class Piece(NamedTuple):
 
 
 def decode_pieces(message: bytes) -> Iterator[Piece]:
-    """The pieces of a FetchResponse, whose payload stays where it is. Raises Internal when it is malformed."""
+    """The pieces of a FetchResponse, whose payload stays where it is. Raises Internal when it is
+    malformed."""
     at, size = 0, len(message)
     try:
         while at < size:
@@ -218,7 +274,7 @@ def _piece(message: bytes, at: int, end: int) -> Piece:
         elif kind == _VARINT and 1 <= field <= 4:
             values[field - 1], at = _varint(message, at)
         elif kind == _FIXED64 and field == 5:
-            values[4] = int.from_bytes(message[at:at + 8], "little")
+            values[4] = int.from_bytes(message[at : at + 8], "little")
             at += 8
         elif kind == _BYTES and field == 15:
             length, payload_begin = _varint(message, at)
@@ -227,7 +283,8 @@ def _piece(message: bytes, at: int, end: int) -> Piece:
             at = _skip(message, at, tag)
     if at != end:
         raise IndexError
-    return Piece(*values, payload_begin, payload_end)
+    block, status, offset, part_bytes, checksum = values
+    return Piece(block, status, offset, part_bytes, checksum, payload_begin, payload_end)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
