@@ -34,17 +34,23 @@ class Pins:
         return free
 
 
+def kv_of(block_hash, layer):
+    return hashlib.sha256(block_hash + bytes([layer])).digest() * (PAGE_BYTES // 32)
+
+
 class Engine:
     def __init__(self, address):
         self.layers = [bytearray(BLOCKS * PAGE_BYTES) for _ in range(LAYERS)]  # ENGINE
         self.pins = Pins()
-        self.client = kvtier.Client(address)
+        self.client = kvtier.Client(address, kvtier.ClientOptions(lookup_deadline=2.0))
         spec = kvtier.ModelSpec(  # all that makes your KV what it is: model, weights, dtype, layout, version
             name="toy", revision="weights-1", block_tokens=BLOCK_TOKENS, pack_order=kvtier.PackOrder.OPAQUE,
             layout_fingerprint=b"toy engine 1, layer outermost", explicit_part_bytes=[LAYERS * PAGE_BYTES])
         model = paged.ModelHandle(self.client, spec)
         model.connect()  # a daemon that is not there yet is no reason not to start
-        self.scheduler = paged.SchedulerHalf(self.client, model, block_tokens=BLOCK_TOKENS, pinner=self.pins)
+        self.scheduler = paged.SchedulerHalf(
+            self.client, model, block_tokens=BLOCK_TOKENS, pinner=self.pins,
+            options=paged.SchedulerOptions(lookup_budget=2.0))  # it has nothing else to do meanwhile
         pages = paged.HostPages([memoryview(layer) for layer in self.layers], [PAGE_BYTES] * LAYERS)
         self.worker = paged.WorkerHalf(self.client, model, kvtier.Part(0, 0), pages)
 
@@ -58,8 +64,13 @@ class Engine:
     def compute(self, block_id, block_hash):
         """ENGINE: the forward pass that fills a block's pages."""
         for layer, memory in enumerate(self.layers):
-            page = hashlib.sha256(block_hash + bytes([layer])).digest() * (PAGE_BYTES // 32)
-            memory[block_id * PAGE_BYTES:(block_id + 1) * PAGE_BYTES] = page
+            memory[block_id * PAGE_BYTES:(block_id + 1) * PAGE_BYTES] = kv_of(block_hash, layer)
+
+    def attend(self, block_id, block_hash):
+        """ENGINE: the forward pass that uses them; here it looks whether the KV is right."""
+        for layer, memory in enumerate(self.layers):
+            if memory[block_id * PAGE_BYTES:(block_id + 1) * PAGE_BYTES] != kv_of(block_hash, layer):
+                raise AssertionError(f"block {block_id} has another prompt's KV in layer {layer}")
 
     def run(self, name, tokens):
         """One request from arrival to end; returns (blocks loaded, blocks computed)."""
@@ -77,6 +88,8 @@ class Engine:
 
         todo = list(zip(block_ids, request.hashes))[loaded:]
         self.step([paged.RequestStep(request, block_ids, len(tokens))], todo)
+        for block_id, block_hash in zip(block_ids, request.hashes):
+            self.attend(block_id, block_hash)
         self.scheduler.finished(name)
         self.pins.unpin(block_ids)  # those that are being saved stay pinned by the scheduler's half
         while self.scheduler.busy():
@@ -107,6 +120,8 @@ def main():
         loaded, computed = engine.run(name, tokens)
         print(f"{name}: {loaded} blocks loaded, {computed} computed")
         engine.close()
+    if loaded < 6:
+        sys.exit("the prefix that two prompts share was not loaded")
 
 
 if __name__ == "__main__":

@@ -711,9 +711,10 @@ class SchedulerHalf:
         self._counters.blocks_asked += answer.asked_blocks
         self._counters.blocks_matched += answer.blocks
         state.saved = answer.blocks
+        self._held.add(namespace, hashes[:answer.blocks])
         self._held.remove(namespace, hashes[answer.blocks:answer.asked_blocks])
-        for save in self._saves.values():
-            self._held.add(save.job.namespace, save.job.hashes)
+        for save in self._saves.values():  # on their way
+            self._held.add(save.job.namespace, save.job.hashes[save.job.first_block:])
         answer.asked_blocks = 0
 
     def _allocated(self, request_id: str, block_ids: Sequence[int], external_blocks: int) -> None:
@@ -922,8 +923,8 @@ class WorkerHalf:
     def start_loads(self, plan: StepPlan) -> None:
         """Starts the plan's loads; with WorkerOptions.inline they have ended when it returns."""
         with self._changed:
-            self._cancelled.update(self._loading.intersection(plan.cancelled))
             self._loading.update(job.job_id for job in plan.loads)
+            self._cancelled.update(self._loading.intersection(plan.cancelled))
         mark = self._mark() if plan.loads else None
         for job in plan.loads:
             deadline = self._deadline(self._options.load_budget, len(job.block_ids))
