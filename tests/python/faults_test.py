@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from package import (  # noqa: E402
@@ -24,7 +25,7 @@ from package import (  # noqa: E402
 
 import grpc  # noqa: E402
 import xxhash  # noqa: E402
-from kvtier import breaker  # noqa: E402
+from kvtier import breaker, transfer  # noqa: E402
 from kvtier.v1 import kvtier_pb2 as pb  # noqa: E402
 
 SIZE = 5000
@@ -170,6 +171,14 @@ class LieCases(FakeCase):
         self.server.replies["Fetch"] = [[piece(0), piece(1, payload=bytes(flipped))]]
         self.assertEqual(self.fetch().ok, [True, False])
         self.assertEqual(self.client.counters().checksum_failures, 2)
+
+    def test_without_the_checksum_wrong_bytes_would_be_noticed(self):
+        wrong = bytes(SIZE)
+        claimed = xxhash.xxh3_64_intdigest(PAYLOADS[0])
+        self.server.replies["Fetch"] = [[piece(0, payload=wrong), piece(1)]]
+        with mock.patch.object(transfer.xxhash, "xxh3_64_intdigest", lambda data: claimed):
+            self.assertEqual((self.fetch().ok[0], bytes(self.buffers[0])), (True, wrong))
+        self.assertEqual(self.fetch().ok, [False, True])
 
     def test_replies_that_break_the_protocol_are_raised(self):
         lies = [

@@ -5,9 +5,12 @@ import dataclasses
 import pathlib
 import sys
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from package import DaemonCase, both, kvtier, payloads_of, tokens_of  # noqa: E402
+
+from kvtier import wire  # noqa: E402
 
 BLOCKS = 4
 SPEC = kvtier.ModelSpec(
@@ -96,6 +99,20 @@ class IdentityCases(DaemonCase):
                 self.assertEqual(self.client.store_from(other, theirs).sent, BLOCKS)
                 self.assertEqual(self.fetched(other, BLOCKS, SIZE)[1], theirs)
                 self.assertEqual(self.fetched(self.prompt, BLOCKS, SIZE)[1], self.payloads)
+
+    def test_a_client_that_forgets_the_namespace_would_be_noticed(self):
+        whole = wire.encode_prompt
+
+        def forgetful(prompt):
+            return whole(kvtier.Prompt(prompt.model_id, [*memoryview(prompt.token_bytes).cast("I")]))
+
+        with mock.patch.object(wire, "encode_prompt", forgetful):
+            tokens = tokens_of(3, BLOCKS)
+            mine, theirs = (
+                kvtier.Prompt(self.model.id, tokens, namespace=kvtier.Namespace(salt=s)) for s in (b"1", b"2")
+            )
+            self.client.store_from(mine, self.payloads)
+            self.assertEqual(self.client.lookup(theirs).blocks, BLOCKS)
 
     def test_media_leave_the_blocks_before_them_alone(self):
         tokens = tokens_of(2, BLOCKS)

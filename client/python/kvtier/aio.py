@@ -16,7 +16,15 @@ from typing import Any, Sequence, TypeVar
 import grpc
 import grpc.aio
 
-from kvtier.client import GRACE_SECONDS, close_channel, error_of_call, error_of_status, stuck
+from kvtier.client import (
+    GRACE_SECONDS,
+    LeaseHandle,
+    close_channel,
+    error_of_call,
+    error_of_status,
+    stuck,
+    target_of,
+)
 from kvtier.errors import Error, InvalidArgument, NotFound
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
@@ -27,21 +35,17 @@ from kvtier.transfer import Counters
 T = TypeVar("T")
 
 
-class AsyncLease:
-    """As kvtier.Lease; ends when an ``async with`` block ends, by ``release``, or when its time is up."""
+class AsyncLease(LeaseHandle):
+    """As kvtier.Lease; ends when an ``async with`` block ends, by ``release``, when its client is closed, or
+    when its time is up."""
 
-    __slots__ = ("_client", "_model_id", "id", "blocks")
+    __slots__ = ("_client",)
 
     def __init__(
         self, client: AsyncClient | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
     ) -> None:
+        super().__init__(client._protocol.leases if client is not None else None, model_id, lease_id, blocks)
         self._client = client
-        self._model_id = model_id
-        self.id = lease_id
-        self.blocks = blocks
-
-    def __bool__(self) -> bool:
-        return self.id != 0
 
     async def __aenter__(self) -> AsyncLease:
         return self
@@ -51,23 +55,14 @@ class AsyncLease:
             await self.release()
 
     async def renew(self, seconds: float) -> Done:
-        if self._client is None:
+        if self._client is None or not self:
             return Done(NotFound("the lease is empty"))
         return await self._client.renew(self.id, seconds)
 
     async def release(self) -> Done:
-        if self._client is None:
+        if self._client is None or not self:
             return Done(NotFound("the lease is empty"))
-        client = self._client
-        verified = client._protocol.leases.close(self.id)
-        return await client.release(self.detach(), verified)
-
-    def detach(self) -> int:
-        lease_id = self.id
-        if self._client is not None:
-            self._client._protocol.leases.close(lease_id)
-        self._client, self.id, self.blocks = None, 0, 0
-        return lease_id
+        return await self._client.release(*self._take())
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +140,7 @@ class AsyncClient:
         allow_gaps: bool = False,
         timeout: float | None = None,
     ) -> FetchReport:
-        prompt, lease_id, model_id = _target(what)
+        prompt, lease_id, model_id = target_of(what)
         if prompt is None and lease_id == 0:
             return FetchReport([False] * len(buffers), 0, NotFound("the lease is empty"))
         return await self._run(
@@ -308,13 +303,3 @@ async def _pause(seconds: float) -> None:
         await over
     finally:
         timer.cancel()
-
-
-def _target(what: Prompt | AsyncLease | int) -> tuple[Prompt | None, int, bytes | None]:
-    if isinstance(what, Prompt):
-        return what, 0, what.model_id
-    if isinstance(what, AsyncLease):
-        return None, what.id, what._model_id or None
-    if what == 0:
-        raise InvalidArgument("lease_id is 0: there is no lease")
-    return None, what, None

@@ -26,7 +26,7 @@ import grpc
 from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, NotFound, Unavailable, error_of
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
-from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, path_of
+from kvtier.protocol import Attempt, ClientOptions, LeaseLedger, Operation, Outcome, Pause, Protocol, path_of
 from kvtier.results import Done, FetchReport, Found, StoreReport
 from kvtier.transfer import Counters
 
@@ -40,34 +40,21 @@ _CLOSE_SECONDS = 2.0
 T = TypeVar("T")
 
 
-class Lease:
-    """A time-limited pin on the blocks that one lookup found; falsy when there is none. Blocks [0, blocks) of
-    the prompt are pinned. Ends when a ``with`` block ends, by ``release``, when its client is closed, or when
-    its time is up.
+class LeaseHandle:
+    """What the leases of both clients have in common."""
 
-    The release tells the daemon how many of its blocks were fetched by it and verified here, for the
-    operator's hit funnel; once detached the caller has to tell.
-    """
-
-    __slots__ = ("_client", "_model_id", "id", "blocks")
+    __slots__ = ("_ledger", "_model_id", "id", "blocks")
 
     def __init__(
-        self, client: Client | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
+        self, ledger: LeaseLedger | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
     ) -> None:
-        self._client = client
+        self._ledger = ledger
         self._model_id = model_id
         self.id = lease_id
         self.blocks = blocks
 
     def __bool__(self) -> bool:
         return self.id != 0
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        if self:
-            self.release()
 
     def __del__(self) -> None:
         # Not released here: that would be a call from wherever the collector happens to run.
@@ -78,27 +65,52 @@ class Lease:
                 stacklevel=2,
             )
 
+    def detach(self) -> int:
+        """Gives up ownership without ending it, and returns the id: another process or rank fetches by it."""
+        return self._take()[0]
+
+    def _take(self) -> tuple[int, int]:
+        """The id and its verified blocks; empty afterwards."""
+        lease_id, ledger = self.id, self._ledger
+        self._ledger, self.id, self.blocks = None, 0, 0
+        return lease_id, ledger.close(lease_id) if ledger is not None else 0
+
+
+class Lease(LeaseHandle):
+    """A time-limited pin on the blocks that one lookup found; falsy when there is none. Blocks [0, blocks) of
+    the prompt are pinned. Ends when a ``with`` block ends, by ``release``, when its client is closed, or when
+    its time is up.
+
+    The release tells the daemon how many of its blocks were fetched by it and verified here, for the
+    operator's hit funnel; once detached the caller has to tell.
+    """
+
+    __slots__ = ("_client",)
+
+    def __init__(
+        self, client: Client | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
+    ) -> None:
+        super().__init__(client._protocol.leases if client is not None else None, model_id, lease_id, blocks)
+        self._client = client
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self:
+            self.release()
+
     def renew(self, seconds: float) -> Done:
         """Sets the remaining time, counted from now: 0.001 to 600 s."""
-        if self._client is None:
+        if self._client is None or not self:
             return Done(NotFound("the lease is empty"))
         return self._client.renew(self.id, seconds)
 
     def release(self) -> Done:
         """Ends it now; afterwards the lease is empty, whatever the result."""
-        if self._client is None:
+        if self._client is None or not self:
             return Done(NotFound("the lease is empty"))
-        client = self._client
-        verified = client._protocol.leases.close(self.id)
-        return client.release(self.detach(), verified)
-
-    def detach(self) -> int:
-        """Gives up ownership without ending it, and returns the id: another process or rank fetches by it."""
-        lease_id = self.id
-        if self._client is not None:
-            self._client._protocol.leases.close(lease_id)
-        self._client, self.id, self.blocks = None, 0, 0
-        return lease_id
+        return self._client.release(*self._take())
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +220,7 @@ class Client:
 
         Payload is copied once, from the message as gRPC hands it over. Nothing is ok that was not verified.
         """
-        prompt, lease_id, model_id = _target(what)
+        prompt, lease_id, model_id = target_of(what)
         if prompt is None and lease_id == 0:
             return FetchReport([False] * len(buffers), 0, NotFound("the lease is empty"))
         return self._run(
@@ -472,10 +484,11 @@ class _CallWatch:
                 self._changed.wait(self._wakes_at - now)
 
 
-def _target(what: Prompt | Lease | int) -> tuple[Prompt | None, int, bytes | None]:
+def target_of(what: Prompt | LeaseHandle | int) -> tuple[Prompt | None, int, bytes | None]:
+    """Prompt, lease id (0: none) and the model, if known."""
     if isinstance(what, Prompt):
         return what, 0, what.model_id
-    if isinstance(what, Lease):
+    if isinstance(what, LeaseHandle):
         return None, what.id, what._model_id or None
     if what == 0:
         raise InvalidArgument("lease_id is 0: there is no lease")
