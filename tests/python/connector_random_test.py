@@ -6,6 +6,7 @@ a cache, and nothing is left behind.
 
 Environment: KVTIER_SEED (default: from the clock; it is printed), KVTIER_STEPS (default 1000).
 """
+import dataclasses
 import os
 import pathlib
 import random
@@ -52,8 +53,10 @@ class Life:
                                       "blocks_loaded", "blocks_failed", "blocks_saved"), 0)
 
     def new_engine(self, number):
+        """The second one has a prefix cache of its own, and loads and saves within its steps."""
+        worker = dataclasses.replace(WORKER, inline=number == 1)
         return self.rig.engine(self.planted, slots=24, local_cache=number == 1, scheduler=SCHEDULER,
-                               worker=WORKER, client=CLIENT)
+                               worker=worker, client=CLIENT)
 
     def event(self):
         number = self.rng.randrange(self.ENGINES)

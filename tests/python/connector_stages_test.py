@@ -20,7 +20,8 @@ from kvtier.engines import paged  # noqa: E402
 
 LARGE = Shape(row_bytes=16 << 10)  # parts of 512 KiB: two in a message
 FOREVER = 1e6
-BRISK = kvtier.ClientOptions(breaker=kvtier.BreakerOptions(first_backoff=0.01, longest_backoff=0.05))
+BRISK = kvtier.ClientOptions(
+    lookup_deadline=10.0, breaker=kvtier.BreakerOptions(first_backoff=0.01, longest_backoff=0.05))
 
 
 def steps_until(engine, condition, most=20_000):
@@ -115,7 +116,8 @@ class Aborts(ConnectorCase):
 
     def storing(self, planted, take_away):
         """A save is queued behind one that stands still; the slots it has to read are free meanwhile."""
-        with Rig() as rig, rig.engine(planted, slots=8, step_tokens=256) as engine:
+        worker = paged.WorkerOptions(save_budget=60)
+        with Rig() as rig, rig.engine(planted, slots=8, step_tokens=256, worker=worker) as engine:
             gate = Gate()
             engine.inject(Fault("Store", gate=gate, times=1))
             engine.add(FakeRequest("first", tokens_of(1, 17)))
@@ -480,6 +482,7 @@ class RanksInStep(ConnectorCase):
                 loading = engine.add(FakeRequest("loading", tokens_of(1, 49)))
                 other = engine.add(FakeRequest("other", tokens_of(2, 49)))
                 steps_until(engine, lambda: other.stage is Stage.ENDED)
+                self.assertIs(loading.stage, Stage.LOADING)
                 gate.open()
                 engine.run()
                 engine.settle()

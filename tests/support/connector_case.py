@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from fake_engine import FakeEngine, FakeRequest, NoConnector, Slots
 from fake_kv import Shape
-from paged_connector import NOTHING, Planted, Rig, threads_of_kvtier
+from paged_connector import NOTHING, Leaked, Planted, Rig, threads_of_kvtier
 
 BLOCK = 16
 
@@ -54,4 +54,7 @@ class ConnectorCase(unittest.TestCase):
             self.assertEqual(request.output, plain(request, rig.shape), request.id)
             if computed is not None:
                 self.assertEqual(request.tokens_computed, computed, request.id)
-        rig.must_be_idle()
+        try:
+            rig.must_be_idle()
+        except Leaked as leak:
+            raise Leaked(f"{leak}; the log says:\n{self.log.getvalue()}") from leak

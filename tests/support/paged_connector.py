@@ -32,6 +32,7 @@ from kvtier.engines import paged  # noqa: E402
 
 PATIENCE_SECONDS = 30
 IDLE_WAIT = 0.01
+PATIENT = kvtier.ClientOptions(lookup_deadline=10.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +67,26 @@ class _Pins:
 
     def unpin(self, block_ids: Sequence[int]) -> None:
         self._pool.release(block_ids)
+
+
+class _TellingClient(kvtier.Client):
+    """Sets `news` when a call has ended: what an idle engine waits for."""
+
+    def __init__(self, address: str, options: kvtier.ClientOptions, news: threading.Event) -> None:
+        super().__init__(address, options)
+        self._news = news
+
+    def lookup(self, *arguments: Any, **options: Any) -> kvtier.PrefixMatch:
+        try:
+            return super().lookup(*arguments, **options)
+        finally:
+            self._news.set()
+
+    def store_from(self, *arguments: Any, **options: Any) -> kvtier.StoreReport:
+        try:
+            return super().store_from(*arguments, **options)
+        finally:
+            self._news.set()
 
 
 class PagedWorker:
@@ -107,7 +128,8 @@ class PagedConnector:
     """Both halves as the fake engine's Connector."""
 
     def __init__(self, scheduler: paged.SchedulerHalf, workers: Sequence[PagedWorker], shape: Shape,
-                 planted: Planted = NOTHING) -> None:
+                 planted: Planted, news: threading.Event) -> None:
+        self._news = news
         self.scheduler = scheduler
         self.workers = workers
         self._shape = shape
@@ -174,7 +196,8 @@ class PagedConnector:
         return self.scheduler.busy() or any(worker.half.busy() for worker in self.workers)
 
     def wait(self, seconds: float) -> None:
-        """paged's poll() has waited already."""
+        self._news.wait(seconds)
+        self._news.clear()
 
 
 class ConnectedEngine(FakeEngine):
@@ -188,7 +211,8 @@ class ConnectedEngine(FakeEngine):
         self.lookups = self._stack.enter_context(GrpcProxy(rig.daemon.address))
         self.transfers = [self._stack.enter_context(GrpcProxy(rig.daemon.address))
                           for _ in range(shape.ranks)]
-        self._clients = [self._stack.enter_context(kvtier.Client(proxy.address, client))
+        news = threading.Event()
+        self._clients = [self._stack.enter_context(_TellingClient(proxy.address, client, news))
                          for proxy in (self.lookups, *self.transfers)]
         single = planted.one_part_for_all or shape.replicated
         spec = rig.spec(1 if single else shape.ranks)
@@ -202,7 +226,7 @@ class ConnectedEngine(FakeEngine):
             paged.HostPages(slots.memory[rank].layers, [shape.page_bytes] * shape.layers),
             writes=rank == 0 or not shape.replicated, options=worker), rank, planted)
             for rank, one in enumerate(self._clients[1:])]
-        self.paged = PagedConnector(self.scheduler, workers, shape, planted)
+        self.paged = PagedConnector(self.scheduler, workers, shape, planted, news)
         super().__init__(slots, self.paged, **options)
 
     def proxies(self) -> list[GrpcProxy]:
@@ -292,8 +316,8 @@ class Rig:
     def engine(self, planted: Planted = NOTHING, *, slots: int = 32, poison: bool = True,
                local_cache: bool = False,
                scheduler: paged.SchedulerOptions = paged.SchedulerOptions(lookup_budget=5.0),
-               worker: paged.WorkerOptions = paged.WorkerOptions(load_budget=5.0),
-               client: kvtier.ClientOptions = kvtier.ClientOptions(),
+               worker: paged.WorkerOptions = paged.WorkerOptions(load_budget=30.0, save_budget=30.0),
+               client: kvtier.ClientOptions = PATIENT,
                **options: Any) -> ConnectedEngine:
         """The budgets are generous, so that what a scenario sees is never the machine's own slowness."""
         return ConnectedEngine(self, Slots(self.shape, slots, poison=poison), planted, scheduler, worker,
