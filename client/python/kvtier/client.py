@@ -149,7 +149,8 @@ class Client:
         self._process = 0  # that made the channel
         self._closed = False
         self._watch = _CallWatch()
-        weakref.finalize(self, self._watch.close)  # ends its thread when nobody closes the client
+        # Ends its thread when nobody closes the client; at the interpreter's exit that happens anyway.
+        weakref.finalize(self, self._watch.close).atexit = False
         self._lane = _QuickLane(address)
         self._never = threading.Event()
 
