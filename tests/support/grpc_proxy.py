@@ -39,8 +39,9 @@ import grpc
 MAX_CALLS = 64  # at a time; each has a thread
 STOP_SECONDS = 10
 PATIENCE_SECONDS = 30
+# An attempt to connect has 5 s, on a loaded machine too; after one that was refused the next comes soon.
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1),
-            ("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", 5000),
             ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 200)]
 
 
