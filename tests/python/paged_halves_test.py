@@ -41,8 +41,8 @@ class ScriptedClient:
         self.leases += 1
         number = self.leases
         runs = (kvtier.TierSpan(kvtier.Tier.RAM, 1, 0.0), kvtier.TierSpan(kvtier.Tier.SSD, blocks - 1, 0.0))
-        return types.SimpleNamespace(blocks=blocks, lease=types.SimpleNamespace(detach=lambda: number), runs=runs,
-                                     failure=None)
+        lease = types.SimpleNamespace(detach=lambda: number)
+        return types.SimpleNamespace(blocks=blocks, lease=lease, runs=runs, failure=None)
 
     def fetch_into(self, lease_id, buffers, *, first_block, part, timeout):
         self.fetched.append(lease_id)
@@ -66,13 +66,14 @@ def hashes(count: int, of: int = 0) -> list[bytes]:
 
 class HalvesTest(unittest.TestCase):
 
-    def halves(self, client, lookup_budget=LONG, lookup_wait=LONG, inline=True):
+    def halves(self, client, lookup_budget=LONG, lookup_wait=LONG):
         model = paged.ModelHandle(client, package.opaque_spec(part_bytes=64))
         scheduler = paged.SchedulerHalf(
             client, model, block_tokens=BLOCK, pinner=paged.NoPins(),
             options=paged.SchedulerOptions(lookup_budget=lookup_budget, lookup_wait=lookup_wait))
         pages = paged.HostPages([memoryview(bytearray(64 * 64))], [64])
-        worker = paged.WorkerHalf(client, model, kvtier.Part(), pages, options=paged.WorkerOptions(inline=inline))
+        worker = paged.WorkerHalf(client, model, kvtier.Part(), pages,
+                                  options=paged.WorkerOptions(inline=True))
         self.addCleanup(worker.close)
         self.addCleanup(scheduler.close)
         return scheduler, worker
@@ -180,7 +181,8 @@ class HalvesTest(unittest.TestCase):
         scheduler.match(paged.RequestView("new", hashes(2)), 3 * BLOCK, 0)
         before, after = (prompt.namespace for prompt in client.lookups)
         self.assertNotEqual(before, after)
-        self.step(scheduler, worker, paged.RequestStep(paged.RequestView("new", hashes(2)), [1, 2], 2 * BLOCK))
+        new = paged.RequestView("new", hashes(2))
+        self.step(scheduler, worker, paged.RequestStep(new, [1, 2], 2 * BLOCK))
         self.assertEqual(client.stored, [(0, 2)])
 
     def test_a_fault_in_the_half_is_a_miss(self):

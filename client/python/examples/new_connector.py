@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A skeleton to write a connector from: a toy engine with a paged pool whose prompts begin with KV from kvtier.
+"""A skeleton to write a connector from: a toy paged engine whose prompts begin with KV from kvtier.
 
 usage: new_connector.py ADDRESS     (of a kvtierd, for instance unix:/run/kvtier/kvtierd.sock)
 
@@ -58,8 +58,9 @@ class Engine:
         """ENGINE: one chained hash per full block, over all that the block's KV depends on."""
         blocks = [repr(tokens[i:i + BLOCK_TOKENS]).encode()
                   for i in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS)]
-        return list(itertools.accumulate(blocks, lambda before, block: hashlib.sha256(before + block).digest(),
-                                         initial=b""))[1:]
+        chained = itertools.accumulate(blocks, lambda before, block: hashlib.sha256(before + block).digest(),
+                                       initial=b"")
+        return list(chained)[1:]
 
     def compute(self, block_id, block_hash):
         """ENGINE: the forward pass that fills a block's pages."""

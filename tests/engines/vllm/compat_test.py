@@ -1,5 +1,7 @@
-"""What the connector makes of vLLM's configuration and of files, without an engine: settings, identity, statistics."""
+"""What the connector makes of vLLM's configuration and of files, without an engine: settings, identity,
+statistics."""
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -8,6 +10,7 @@ import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "client" / "python"))
 
@@ -22,8 +25,10 @@ SEED = 20
 def write_weights(path: pathlib.Path, tensors: int, tensor_bytes: int) -> None:
     """A safetensors file of random bytes."""
     source = random.Random(SEED)
-    heads = {f"layer.{i}": {"dtype": "U8", "shape": [tensor_bytes],
-                            "data_offsets": [i * tensor_bytes, (i + 1) * tensor_bytes]} for i in range(tensors)}
+    heads = {}
+    for i in range(tensors):
+        span = [i * tensor_bytes, (i + 1) * tensor_bytes]
+        heads[f"layer.{i}"] = {"dtype": "U8", "shape": [tensor_bytes], "data_offsets": span}
     head = json.dumps(heads).encode()
     path.write_bytes(struct.pack("<Q", len(head)) + head + source.randbytes(tensors * tensor_bytes))
 
@@ -42,8 +47,8 @@ class SettingsTest(unittest.TestCase):
 
     def test_defaults_and_all_keys(self):
         self.assertEqual(Settings.read({"address": "unix:/x"}), Settings("unix:/x"))
-        given = Settings.read({"address": "h:1", "tenant": "t", "revision": "r", "load": "sync", "lookup_budget": 1,
-                               "load_budget": 0.5, "save_budget": 2})
+        given = Settings.read({"address": "h:1", "tenant": "t", "revision": "r", "load": "sync",
+                               "lookup_budget": 1, "load_budget": 0.5, "save_budget": 2})
         self.assertEqual((given.load, given.save_budget, given.inline()), ("sync", 2, True))
 
     def test_what_is_wrong_is_named(self):
@@ -53,6 +58,44 @@ class SettingsTest(unittest.TestCase):
         self.refused("load is \"later\"", address="unix:/x", load="later")
         self.refused("lookup_budget is 0", address="unix:/x", lookup_budget=0)
         self.refused("load_budget is True", address="unix:/x", load_budget=True)
+
+
+class SupportedTest(unittest.TestCase):
+    """With a configuration of only what is looked at."""
+
+    def check(self, algorithm: str = "sha256", policy: str = "recompute", groups: int = 1, context: int = 1,
+              seed: str | None = None) -> list[str]:
+        config = types.SimpleNamespace(
+            parallel_config=types.SimpleNamespace(prefill_context_parallel_size=context),
+            cache_config=types.SimpleNamespace(prefix_caching_hash_algo=algorithm),
+            kv_transfer_config=types.SimpleNamespace(kv_load_failure_policy=policy))
+        environment = {} if seed is None else {"PYTHONHASHSEED": seed}
+        with unittest.mock.patch.dict(os.environ, environment):
+            if seed is None:
+                os.environ.pop("PYTHONHASHSEED", None)
+            return compat.check_supported(config, types.SimpleNamespace(kv_cache_groups=[None] * groups))
+
+    def test_hashes_that_differ_by_process_need_a_seed(self):
+        for algorithm in ("xxhash", "xxhash_cbor"):
+            with self.assertRaisesRegex(ValueError, "PYTHONHASHSEED"):
+                self.check(algorithm)
+            self.check(algorithm, seed="0")
+        self.check("sha256")
+        self.check("sha256_cbor")
+
+    def test_the_failing_policy_is_warned_about(self):
+        self.assertEqual([w for w in self.check() if "kv_load_failure_policy" in w], [])
+        self.assertEqual(len([w for w in self.check(policy="fail") if "kv_load_failure_policy" in w]), 1)
+
+    def test_another_version_is_warned_about(self):
+        with unittest.mock.patch.object(compat, "TESTED", "0.1.2"):
+            self.assertIn("0.1.2", self.check()[0])
+
+    def test_what_cannot_work_is_refused(self):
+        with self.assertRaisesRegex(ValueError, "2 groups"):
+            self.check(groups=2)
+        with self.assertRaisesRegex(ValueError, "prefill_context_parallel_size is 2"):
+            self.check(context=2)
 
 
 class DigestTest(unittest.TestCase):
@@ -131,7 +174,8 @@ class StatsTest(unittest.TestCase):
         before = SchedulerCounters(lookups=3, blocks_loaded=4, pinned_blocks=2)
         after = SchedulerCounters(lookups=5, blocks_loaded=4, pinned_blocks=7)
         stats = KvtierStats.between(before, after)
-        self.assertEqual((stats.data["lookups"], stats.data["blocks_loaded"], stats.data["pinned_blocks"]), (2, 0, 7))
+        seen = [stats.data[name] for name in ("lookups", "blocks_loaded", "pinned_blocks")]
+        self.assertEqual(seen, [2, 0, 7])
         self.assertIsNone(KvtierStats.between(after, after))
 
     def test_intervals_add_up(self):
