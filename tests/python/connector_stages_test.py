@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from connector_case import BLOCK, ConnectorCase  # noqa: E402
@@ -16,7 +17,7 @@ from daemon import grpc  # noqa: E402
 from fake_engine import FakeRequest, Stage, Stuck, WrongKv, tokens_of  # noqa: E402
 from fake_kv import Shape  # noqa: E402
 from grpc_proxy import Fault, Gate  # noqa: E402
-from paged_connector import PATIENCE_SECONDS, Planted, Rig  # noqa: E402
+from paged_connector import PATIENCE_SECONDS, Pins, Planted, Rig  # noqa: E402
 import kvtier  # noqa: E402
 from kvtier.engines import paged  # noqa: E402
 
@@ -452,6 +453,43 @@ class Leases(ConnectorCase):
                 engine.run()
                 engine.settle()
                 self.check(engine, rig, request, computed=1)
+
+
+class Exceptions(ConnectorCase):
+    """Something within a half raises: a miss, or a block that is not saved; said once, and no engine ends."""
+
+    def planted(self, method, loaded, saved):
+        with Rig() as rig:
+            rig.run(FakeRequest("first", tokens_of(1, 49)))
+            with rig.engine() as engine, \
+                    unittest.mock.patch.object(paged.HostPages, method, side_effect=RuntimeError("planted")):
+                requests = [engine.add(FakeRequest(f"{turn}/{i}", tokens_of(i, 49)))
+                            for turn in range(3) for i in (1, 2)]
+                engine.run()
+                engine.settle()
+                self.check(engine, rig, *requests)
+                self.assertEqual(engine.scheduler.counters().blocks_loaded > 0, loaded)
+            rig.must_hold_right(FakeRequest("new", tokens_of(2, 49)), 3 if saved else 0)
+            self.assertEqual(self.log.getvalue().count("RuntimeError: planted"), 1, self.log.getvalue())
+
+    def test_before_a_load(self):
+        self.planted("targets", loaded=False, saved=True)
+
+    def test_after_a_load(self):
+        self.planted("written", loaded=False, saved=True)
+
+    def test_before_a_save(self):
+        self.planted("gather", loaded=True, saved=False)
+
+    def test_in_a_pinner(self):
+        with Rig() as rig:
+            requests = [FakeRequest(f"r{i}", tokens_of(i, 49)) for i in range(3)]
+            with unittest.mock.patch.object(Pins, "pin", side_effect=RuntimeError("planted")):
+                self.check(rig.run(*requests), rig, *requests)
+            rig.must_hold_right(requests[0], 0)
+            again = FakeRequest("again", tokens_of(0, 49))
+            self.check(rig.run(again), rig, again, computed=49)
+            rig.must_hold_right(again, 3)
 
 
 class RanksInStep(ConnectorCase):

@@ -56,7 +56,7 @@ class Planted:
 NOTHING = Planted()
 
 
-class _Pins:
+class Pins:
     """The engine's slots as paged.BlockPinner."""
 
     def __init__(self, pool: SlotPool) -> None:
@@ -216,7 +216,7 @@ class ConnectedEngine(FakeEngine):
                          for proxy in (self.lookups, *self.transfers)]
         single = planted.one_part_for_all or shape.replicated
         spec = rig.spec(1 if single else shape.ranks)
-        pinner = paged.NoPins() if planted.pins_nothing else _Pins(slots.pool)
+        pinner = paged.NoPins() if planted.pins_nothing else Pins(slots.pool)
         self.scheduler = paged.SchedulerHalf(
             self._clients[0], paged.ModelHandle(self._clients[0], spec), ranks=shape.ranks,
             block_tokens=shape.block_tokens, pinner=pinner, options=scheduler,
