@@ -155,6 +155,23 @@ class FaultsTest(EngineTest):
             proxy.clear()
             self.assert_hit_soon(cache)
 
+    def test_slow_release(self):
+        """Of four rows only the first one's lease is waited for; the KV is there and is used."""
+        with GrpcProxy(self.start().address) as proxy:
+            ids = torch.cat([ids_of(f"release {row}", TOKENS) for row in range(4)])
+            self.generate(self.cache(self.model, proxy.address), ids)
+            cache = self.cache(self.model, proxy.address, timeouts=PATIENT)  # and the client's own deadline
+            fault = proxy.inject(Fault("Release", gate=Gate()))
+            call = self.generate(cache, ids)
+            self.assertEqual(call.loaded_tokens, 4 * WHOLE)
+            self.assertIsInstance(call.failure, kvtier.DeadlineExceeded)
+            self.assertEqual(proxy.calls("Release"), 1)
+            fault.gate.open()
+            proxy.clear()
+            patient = self.cache(self.model, proxy.address)
+            self.assertEqual(self.generate(patient, ids).loaded_tokens, 4 * WHOLE)
+            self.assertEqual(proxy.calls("Release"), 1 + 4)
+
     def test_slow_store(self):
         with GrpcProxy(self.start().address) as proxy:
             limits = Timeouts(lookup=PATIENT.lookup, fetch=PATIENT.fetch, store=0.3)

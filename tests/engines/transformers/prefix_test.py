@@ -122,6 +122,18 @@ class PrefixTest(EngineTest):
                 self.assertEqual(self.tiers(cache, ids), {kvtier.Tier.SSD})
                 self.check(cache, ids, live, loadable(count))
 
+    def test_blocks_that_load_slowly_are_computed(self):
+        """By the daemon's own measure of what loads took, against the rate that the engine tells."""
+        address = self.start().address
+        ids = ids_of("rate", 500)
+        slow_model = self.cache(model_of(), address, prefill_tokens_per_second=1.0)
+        live = self.check(slow_model, ids, None, 0)
+        for _ in range(3):  # from which the daemon learns what a load takes
+            self.check(slow_model, ids, live, loadable(500))
+        quick_model = self.cache(model_of(), address, prefill_tokens_per_second=1e9)
+        self.check(quick_model, ids, None, 0)
+        self.assertEqual((quick_model.last_call.found_tokens, quick_model.last_call.stored_blocks), (496, 0))
+
     def test_the_next_turn_finds_generated_tokens(self):
         cache = self.cache(model_of(), self.start().address)
         said = cache.generate(ids_of("turn", 40), **dict(GREEDY, max_new_tokens=30))

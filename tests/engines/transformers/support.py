@@ -91,9 +91,13 @@ class EngineTest(unittest.TestCase):
     def start(self, *flags: str, ram: str = "64MiB") -> daemon.Daemon:
         return self._stack.enter_context(daemon.Daemon(f"{self.folder}/data", "--ram-bytes", ram, *flags))
 
-    def cache(self, model: PreTrainedModel, address: str, **options: Any) -> KvtierCache:
+    def cache(self, model: PreTrainedModel, server: kvtier.Client | str, **options: Any) -> KvtierCache:
+        """Patient, unless it is given timeouts."""
+        if isinstance(server, str) and "timeouts" not in options:
+            patient = kvtier.ClientOptions(lookup_deadline=PATIENT.lookup)
+            server = self._stack.enter_context(kvtier.Client(server, patient))
         options.setdefault("timeouts", PATIENT)
-        return self._stack.enter_context(KvtierCache(model, address, block_tokens=BLOCK, **options))
+        return self._stack.enter_context(KvtierCache(model, server, block_tokens=BLOCK, **options))
 
     def assert_bits(self, got: torch.Tensor, expected: torch.Tensor, what: str = "logits") -> None:
         self.assertEqual(got.shape, expected.shape, what)

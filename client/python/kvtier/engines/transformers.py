@@ -63,6 +63,7 @@ _DTYPES = {torch.float32: kvtier.DType.FP32, torch.bfloat16: kvtier.DType.BF16,
 _STORED = kvtier.StoreVerdict.STORED
 
 _LEASE_SECONDS = 30.0
+_NO_ANSWER = (kvtier.Unavailable, kvtier.DeadlineExceeded)
 
 # What fails, as the log says it.
 _LOAD = "prompts are computed in full"
@@ -82,7 +83,10 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that one call may spend in kvtier at most, all its rows together."""
+    """Seconds that one call may spend in kvtier at most, all its rows together.
+
+    The release of a lease that is not answered adds the client's lookup_deadline (0.25 s), once.
+    """
 
     lookup: float = 0.25
     fetch: float = 5.0
@@ -105,7 +109,7 @@ class CallReport:
     prefill_positions: int = 0   # computed by the model's first forward pass
     decode_positions: int = 0    # by all later ones
     stored_blocks: int = 0
-    lookup_seconds: float = 0.0
+    lookup_seconds: float = 0.0   # and release of its leases
     fetch_seconds: float = 0.0
     fetched_bytes: int = 0
     rebuild_seconds: float = 0.0  # from the fetched bytes to a DynamicCache
@@ -181,7 +185,7 @@ class KvtierCache:
         try:
             client.register_model(self._spec)
             self._registered = True
-        except (kvtier.Unavailable, kvtier.DeadlineExceeded) as error:
+        except _NO_ANSWER as error:
             self._failed(self.last_call, _LOAD, error)
 
     def __enter__(self) -> KvtierCache:
@@ -266,7 +270,7 @@ class KvtierCache:
             raise ValueError(f"past_key_values: {past_key_values.get_seq_length()} columns; must be all "
                              f"{input_ids.shape[1]} of input_ids")
         report = self.last_call = CallReport(prompt_tokens=sum(len(row.tokens) for row in rows))
-        held = [found.blocks for found in self._lookup(rows, report, lease=None)]
+        held = [found.blocks for found in self._lookup(rows, report, None, [])]
         self._store(rows, held, past_key_values, report)
 
     # ------------------------------------------------------------------------------------ before a call
@@ -305,10 +309,8 @@ class KvtierCache:
     # ---------------------------------------------------------------------------------------- load, store
 
     def _load(self, rows: list[_Row], width: int, report: CallReport) -> _Loaded:
-        with contextlib.ExitStack() as leases:
-            matches = self._lookup(rows, report, _LEASE_SECONDS)
-            for found in matches:
-                leases.enter_context(found)
+        with self._leases(report) as leases:
+            matches = self._lookup(rows, report, _LEASE_SECONDS, leases)
             held = [found.blocks for found in matches]
             report.found_tokens = sum(held) * self.block_tokens
             worth = [found.blocks_worth_fetching(self._rate) for found in matches]
@@ -327,8 +329,9 @@ class KvtierCache:
         report.loaded_tokens = sum(max(0, columns - row.pad) for row in rows)
         return _Loaded(cache, columns, held)
 
-    def _lookup(self, rows: list[_Row], report: CallReport, lease: float | None) -> list[kvtier.PrefixMatch]:
-        """One match for each row, or none at all after a failure."""
+    def _lookup(self, rows: list[_Row], report: CallReport, lease: float | None,
+                leases: list[kvtier.Lease]) -> list[kvtier.PrefixMatch]:
+        """One match for each row, or none at all after a failure. The leases go to `leases`."""
         limit = _Limit(self._timeouts.lookup)
         matches = []
         with self._as_misses(report, _LOAD):
@@ -339,14 +342,26 @@ class KvtierCache:
                 found = self._client.lookup(self._prompt(row), lease=lease, timeout=limit.left,
                                             prefill_tokens_per_second=self._rate)
                 matches.append(found)
+                leases.append(found.lease)
                 if found.failure is not None:
                     raise found.failure
         report.lookup_seconds = limit.spent
-        if report.failure is None:
-            return matches
-        for found in matches:
-            found.lease.release()
-        return []
+        return matches if report.failure is None else []
+
+    @contextlib.contextmanager
+    def _leases(self, report: CallReport) -> Iterator[list[kvtier.Lease]]:
+        """Leases that end with the block. After a failure they are left to run out, as nobody may answer."""
+        leases: list[kvtier.Lease] = []
+        try:
+            yield leases
+        finally:
+            began = time.perf_counter()
+            for lease in leases:
+                if report.failure is not None:
+                    lease.detach()
+                elif lease and isinstance(failure := lease.release().failure, _NO_ANSWER):
+                    self._failed(report, _LOAD, failure)
+            report.lookup_seconds += time.perf_counter() - began
 
     def _fetch(self, matches: list[kvtier.PrefixMatch], staging: _Staging, report: CallReport) -> list[int]:
         """For each row the leading blocks that are in the staging."""
