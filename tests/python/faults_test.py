@@ -305,6 +305,31 @@ class LieCases(FakeCase):
         self.assertIsInstance(report.failure, kvtier.DeadlineExceeded)
         self.assertEqual(report.ok, [False, False])
 
+    def test_calls_under_way_when_the_client_is_closed_are_misses(self):
+        for rpc, call in (
+            ("Lookup", lambda client: client.lookup(self.prompt)),
+            ("Fetch", lambda client: self.fetch(client)),
+            ("Store", lambda client: client.store_from(self.prompt, PAYLOADS, first_missing=0)),
+        ):
+            entered = threading.Event()
+
+            def hang(context, entered=entered):
+                entered.set()
+                self.server.closing.wait(60)
+                return b""
+
+            truth, self.server.replies[rpc] = self.server.replies[rpc], [hang]
+            client = self.connect(lookup_deadline=60.0)
+            with self.subTest(rpc), concurrent.futures.ThreadPoolExecutor(1) as pool:
+                under_way = pool.submit(call, client)
+                self.assertTrue(entered.wait(60))
+                client.close()
+                self.assertIsInstance(under_way.result(30).failure, kvtier.Unavailable)
+                if self.CLIENT == "sync":  # the other's loop is gone, too
+                    with self.assertRaisesRegex(kvtier.InvalidArgument, "the client is closed"):
+                        call(client)
+            self.server.replies[rpc] = truth
+
     def test_nobody_and_somebody_else(self):
         with (
             tempfile.TemporaryDirectory() as folder,

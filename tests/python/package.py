@@ -61,9 +61,17 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(CALL_SECONDS)
 
     def close(self):
+        self.run(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    @staticmethod
+    async def _finish():
+        """Waits for the calls that are still under way."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=CALL_SECONDS / 2)
 
 
 class BlockingAsyncClient:

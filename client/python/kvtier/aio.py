@@ -25,7 +25,7 @@ from kvtier.client import (
     stuck,
     target_of,
 )
-from kvtier.errors import Error, InvalidArgument, NotFound
+from kvtier.errors import Error, InvalidArgument, NotFound, Unavailable
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, path_of
@@ -189,7 +189,7 @@ class AsyncClient:
         return self._protocol.counters()
 
     async def close(self) -> None:
-        """Releases the leases that are still held, and ends calls that are under way. Idempotent."""
+        """As kvtier.Client's."""
         if self._closed or self._channel is None:
             self._closed = True
             return
@@ -207,6 +207,8 @@ class AsyncClient:
     async def _run(self, operation: Operation[T]) -> T:
         outcome: Outcome | None = None
         try:
+            if self._closed:
+                raise InvalidArgument("the client is closed")
             while True:
                 step = operation.send(outcome)
                 if isinstance(step, Pause):
@@ -220,8 +222,11 @@ class AsyncClient:
             operation.close()
 
     async def _perform(self, attempt: Attempt) -> Outcome:
-        method = self._method(attempt.rpc)
         outcome = Outcome()
+        if self._closed:
+            outcome.error = Unavailable(f"{attempt.rpc}: the client was closed")
+            return outcome
+        method = self._method(attempt.rpc)
         if attempt.messages is None:
             call = method(attempt.request, timeout=attempt.limit)
             end = _read(call, attempt, outcome)
@@ -242,6 +247,10 @@ class AsyncClient:
             )
         except Error as error:
             outcome.error = error
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            outcome.error = Unavailable(f"{attempt.rpc}: the client was closed")
         finally:
             if attempt.messages is not None:
                 attempt.messages.stop()
@@ -249,8 +258,6 @@ class AsyncClient:
         return outcome
 
     def _method(self, rpc: str) -> Any:
-        if self._closed:
-            raise InvalidArgument("the client is closed")
         here = (os.getpid(), asyncio.get_running_loop())
         if self._channel is None:
             self._open()

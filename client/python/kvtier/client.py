@@ -283,7 +283,8 @@ class Client:
         return self._protocol.counters()
 
     def close(self) -> None:
-        """Releases the leases that are still held, and ends calls that are under way. Idempotent."""
+        """Releases the leases that are still held, and ends calls that are under way, which become misses;
+        later ones raise InvalidArgument. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -292,7 +293,8 @@ class Client:
         if not channels or not mine:
             return
         for lease_id in self._protocol.leases.open_ids():
-            if not self._run(self._protocol.release(lease_id, self._protocol.leases.close(lease_id))):
+            release = self._protocol.release(lease_id, self._protocol.leases.close(lease_id))
+            if not self._run(release, closing=True):
                 break  # the daemon ends them when their time is up
         self._watch.close()
         for channel in channels:
@@ -300,9 +302,11 @@ class Client:
 
     # --------------------------------------------------------------------------------------------- I/O
 
-    def _run(self, operation: Operation[T]) -> T:
+    def _run(self, operation: Operation[T], closing: bool = False) -> T:
         outcome: Outcome | None = None
         try:
+            if self._closed and not closing:
+                raise InvalidArgument("the client is closed")
             while True:
                 step = operation.send(outcome)
                 if isinstance(step, Pause):
@@ -316,6 +320,14 @@ class Client:
             operation.close()
 
     def _perform(self, attempt: Attempt) -> Outcome:
+        try:
+            return self._make(attempt)
+        except ValueError as error:  # also gRPC's word for a channel that another thread has just closed
+            if not self._closed:
+                raise
+            return Outcome(error=Unavailable(f"{attempt.rpc}: the client was closed: {error}"))
+
+    def _make(self, attempt: Attempt) -> Outcome:
         method = self._method(attempt.rpc)
         if attempt.on_message is not None:
             return self._read_all(method(attempt.request, timeout=attempt.limit), attempt)
@@ -370,8 +382,6 @@ class Client:
                     f"this client was used in process {self._process} and this is its child "
                     f"{os.getpid()}: make a new one after fork()"
                 )
-            if self._closed and rpc != "Release":
-                raise InvalidArgument("the client is closed")
             return self._methods[rpc]
 
     def _open_locked(self) -> None:
