@@ -49,7 +49,16 @@ class SettingsTest(unittest.TestCase):
         self.assertEqual(Settings.read({"address": "unix:/x"}), Settings("unix:/x"))
         given = Settings.read({"address": "h:1", "tenant": "t", "revision": "r", "load": "sync",
                                "lookup_budget": 1, "load_budget": 0.5, "save_budget": 2})
-        self.assertEqual((given.load, given.save_budget, given.inline()), ("sync", 2, True))
+        self.assertEqual((given.load, given.save_budget), ("sync", 2))
+
+    def test_loads_within_the_step_where_asked_for_and_in_the_users_process(self):
+        def config(ranks: int) -> types.SimpleNamespace:
+            return types.SimpleNamespace(parallel_config=types.SimpleNamespace(world_size=ranks))
+
+        def inline(load: str, ranks: int) -> bool:
+            return Settings.read({"address": "unix:/x", "load": load}).inline(config(ranks))
+        self.assertEqual([inline(load, 1) for load in ("sync", "async", "auto")], [True, False, True])
+        self.assertFalse(inline("auto", 2))
 
     def test_what_is_wrong_is_named(self):
         self.refused("address")

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
 import logging
 import queue
@@ -47,7 +48,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kvtier import (
     Client,
@@ -60,11 +61,15 @@ from kvtier import (
     Part,
     Prompt,
     RegisteredModel,
+    Tier,
+    TierSpan,
 )
 
 logger = logging.getLogger("kvtier.engines.paged")
 
 NO_LEASE = 0
+
+T = TypeVar("T")
 
 
 # What the engine tells -------------------------------------------------------------------------------
@@ -467,7 +472,7 @@ class _Answer:
         self.failed = False
         self.blocks = 0
         self.lease_id = NO_LEASE
-        self.runs: Sequence[Any] = ()
+        self.runs: Sequence[TierSpan] = ()
 
 
 class _Request:
@@ -550,7 +555,8 @@ class SchedulerHalf:
 
         At least one token is left to compute. A local hit that ends within a block gets nothing loaded,
         as the block is the engine's. After a failed load the answer is 0 for good."""
-        return self._guard(0, lambda: self._match(request, tokens, local_tokens))
+        missed: int | None = 0
+        return self._guard(missed, lambda: self._match(request, tokens, local_tokens))
 
     def allocated(self, request_id: str, block_ids: Sequence[int], external_blocks: int) -> None:
         """The engine took `external_blocks` of what match() offered; block_ids are the request's blocks
@@ -558,9 +564,10 @@ class SchedulerHalf:
         it ends the engine must keep these blocks for the request, also when that is aborted."""
         self._guard(None, lambda: self._allocated(request_id, block_ids, external_blocks))
 
-    def sources(self, request_id: str, external_blocks: int) -> dict[Any, int]:
-        """From which tiers (kvtier.Tier) these blocks, of the last match, come: blocks by tier."""
-        return self._guard({}, lambda: self._sources(request_id, external_blocks))
+    def sources(self, request_id: str, external_blocks: int) -> dict[Tier, int]:
+        """From which tiers these blocks, of the last match, come: blocks by tier."""
+        unknown: dict[Tier, int] = {}
+        return self._guard(unknown, lambda: self._sources(request_id, external_blocks))
 
     # A step
 
@@ -568,7 +575,7 @@ class SchedulerHalf:
         """The plan of this step: all new loads, and saves of blocks that `steps` complete and kvtier
         does not have. Their blocks are pinned now. Hand it to every rank, also when it is empty."""
         for step in steps:
-            self._guard(None, lambda step=step: self._plan_save(step))
+            self._guard(None, functools.partial(self._plan_save, step))
         plan = StepPlan(tuple(self._new_loads), tuple(self._new_saves), tuple(self._cancelled), idle)
         self._new_loads, self._new_saves, self._cancelled = [], [], []
         self._wait_left = self._options.lookup_wait
@@ -668,7 +675,8 @@ class SchedulerHalf:
         left = answer.deadline - time.monotonic()
         if answer.done or left <= 0:
             return
-        blocks, lease_id, runs, failed = 0, NO_LEASE, (), True
+        blocks, lease_id, failed = 0, NO_LEASE, True
+        runs: Sequence[TierSpan] = ()
         try:
             prompt = Prompt(self._model.registered().id, engine_hashes=hashes, namespace=namespace)
             found = self._client.lookup(prompt, lease=self._options.lease_seconds, timeout=left)
@@ -737,10 +745,10 @@ class SchedulerHalf:
         self._loads[job.job_id] = _Load(job, state)
         self._new_loads.append(job)
 
-    def _sources(self, request_id: str, external_blocks: int) -> dict[Any, int]:
+    def _sources(self, request_id: str, external_blocks: int) -> dict[Tier, int]:
         state = self._requests[request_id]
         first, last = state.local_blocks, state.local_blocks + external_blocks
-        at, sources = 0, collections.Counter[Any]()
+        at, sources = 0, collections.Counter[Tier]()
         for run in state.answer.runs if state.answer is not None else ():
             overlap = min(at + run.blocks, last) - max(at, first)
             if overlap > 0:
@@ -875,7 +883,7 @@ class SchedulerHalf:
         self._pinner.unpin(job.block_ids)
         self._counters.pinned_blocks -= len(job.block_ids)
 
-    def _guard(self, otherwise: Any, work: Callable[[], Any]) -> Any:
+    def _guard(self, otherwise: T, work: Callable[[], T]) -> T:
         """The engine's scheduler must not die of a cache."""
         try:
             return work()
@@ -928,7 +936,7 @@ class WorkerHalf:
         mark = self._mark() if plan.loads else None
         for job in plan.loads:
             deadline = self._deadline(self._options.load_budget, len(job.block_ids))
-            self._run(self._loaders, lambda job=job, deadline=deadline: self._load(job, mark, deadline))
+            self._run(self._loaders, functools.partial(self._load, job, mark, deadline))
 
     def start_saves(self, plan: StepPlan) -> None:
         """Starts the plan's saves; with WorkerOptions.inline they have ended when it returns. Call it
@@ -938,7 +946,7 @@ class WorkerHalf:
             self._saving.update(job.job_id for job in plan.saves)
         for job in plan.saves:
             deadline = self._deadline(self._options.save_budget, len(job.block_ids))
-            self._run(self._saver, lambda job=job, deadline=deadline: self._save(job, mark, deadline))
+            self._run(self._saver, functools.partial(self._save, job, mark, deadline))
 
     def poll(self, wait: float = 0.0) -> Progress:
         """What ended since the last call. wait: seconds to wait for a load, if one is under way and none

@@ -21,8 +21,8 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     """A host tensor's storage from its first element on, writable, without a copy. The tensor must
     outlive it."""
     storage = tensor.untyped_storage()
-    offset = tensor.storage_offset() * tensor.element_size()
-    size = storage.nbytes() - offset
+    offset = int(tensor.storage_offset()) * tensor.element_size()
+    size = int(storage.nbytes()) - offset
     return memoryview((ctypes.c_ubyte * size).from_address(storage.data_ptr() + offset)).cast("B")
 
 

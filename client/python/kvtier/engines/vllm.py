@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtier import Client, ClientOptions, ModelSpec, Namespace
 from kvtier.engines import vllm_compat as compat
@@ -37,6 +36,10 @@ from kvtier.engines.paged import (
     WorkerReport,
 )
 from kvtier.engines.torch_pages import pages_of
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = compat.init_logger("vllm.kvtier")
 
@@ -83,8 +86,8 @@ class Settings:
             raise ValueError(f'{EXTRA}.load is "{settings.load}", it must be auto, async or sync')
         return settings
 
-    def inline(self) -> bool:
-        return self.load == "sync" or (self.load == "auto" and compat.engine_in_this_process())
+    def inline(self, config: VllmConfig) -> bool:
+        return self.load == "sync" or (self.load == "auto" and compat.engine_in_this_process(config))
 
 
 @dataclasses.dataclass
@@ -108,7 +111,11 @@ class KvtierWorkerMetadata(compat.KVConnectorWorkerMetadata):
 class KvtierConnector(compat.KVConnectorBase_V1):
     """vLLM makes one in the scheduler's process and one in each worker; a half is behind it."""
 
-    def __init__(self, vllm_config: Any, role: compat.KVConnectorRole, kv_cache_config: Any) -> None:
+    _scheduler: _Scheduler  # in the scheduler's process
+    _worker: _Worker  # in a worker
+
+    def __init__(self, vllm_config: VllmConfig, role: compat.KVConnectorRole,
+                 kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         _show_logs()
         settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
@@ -116,8 +123,7 @@ class KvtierConnector(compat.KVConnectorBase_V1):
         self._client = Client(settings.address, options=ClientOptions())
         spec = compat.model_spec(vllm_config, kv_cache_config, settings.revision)
         model = ModelHandle(self._client, spec)
-        self._scheduler: _Scheduler | None = None
-        self._worker: _Worker | None = None
+        self._half: _Scheduler | _Worker
         if role == compat.KVConnectorRole.SCHEDULER:
             for warning in warnings:
                 logger.warning("%s", warning)
@@ -125,9 +131,11 @@ class KvtierConnector(compat.KVConnectorBase_V1):
             if missing is not None:
                 logger.warning("no kvtierd at %s yet: vLLM runs without it and tries again (%s)",
                                settings.address, missing)
-            self._scheduler = _Scheduler(self._client, model, settings, vllm_config, kv_cache_config)
+            self._half = self._scheduler = _Scheduler(self._client, model, settings, vllm_config,
+                                                      kv_cache_config)
         else:
-            self._worker = _Worker(self._client, model, settings, kv_cache_config, spec)
+            self._half = self._worker = _Worker(self._client, model, settings, vllm_config,
+                                                kv_cache_config, spec)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -135,9 +143,7 @@ class KvtierConnector(compat.KVConnectorBase_V1):
         return False
 
     def shutdown(self) -> None:
-        for half in (self._worker, self._scheduler):
-            if half is not None:
-                half.close()
+        self._half.close()
         self._client.close()
 
     # Scheduler
@@ -209,7 +215,7 @@ class KvtierConnector(compat.KVConnectorBase_V1):
     # Statistics
 
     def get_kv_connector_stats(self) -> KvtierStats | None:
-        return self._scheduler.stats() if self._scheduler is not None else None
+        return self._scheduler.stats() if self.role == compat.KVConnectorRole.SCHEDULER else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvtierStats:
@@ -224,8 +230,8 @@ class KvtierConnector(compat.KVConnectorBase_V1):
 class _Scheduler:
     """SchedulerHalf, in vLLM's words."""
 
-    def __init__(self, client: Client, model: ModelHandle, settings: Settings, config: Any,
-                 kv_cache: Any) -> None:
+    def __init__(self, client: Client, model: ModelHandle, settings: Settings, config: VllmConfig,
+                 kv_cache: KVCacheConfig) -> None:
         self._pins = compat.PoolPins()
         self._tenant = settings.tenant
         self._adapters = compat.Adapters()
@@ -233,16 +239,16 @@ class _Scheduler:
         self._block_tokens = compat.block_tokens(config, kv_cache)
         # A loop that stops with its last request saves as it goes; another saves what was generated once,
         # when its request ends.
-        self._save_at_end = not settings.inline()
-        self._may_load = config.kv_transfer_config.is_kv_consumer
-        self._may_save = config.kv_transfer_config.is_kv_producer
+        inline = settings.inline(config)
+        self._save_at_end = not inline
+        self._may_load, self._may_save = compat.roles(config)
         self.half = SchedulerHalf(
             client, model, block_tokens=self._block_tokens, ranks=compat.worker_count(config),
             pinner=self._pins, options=SchedulerOptions(lookup_budget=settings.lookup_budget,
                                      pinned_blocks=max(1, kv_cache.num_blocks // PINNED_SHARE)))
         self._told = self.half.counters()
         logger.info("kvtier at %s: %d tokens per block, loads %s", settings.address, self._block_tokens,
-                    "within the step" if settings.inline() else "between steps")
+                    "within the step" if inline else "between steps")
 
     def bind(self, pool: Any) -> None:
         self._pins.bind(pool)
@@ -296,19 +302,20 @@ class _Scheduler:
 class _Worker:
     """WorkerHalf, in vLLM's words; keeps what one poll found until vLLM has asked for each piece."""
 
-    def __init__(self, client: Client, model: ModelHandle, settings: Settings, kv_cache: Any,
-                 spec: ModelSpec) -> None:
+    half: WorkerHalf  # once vLLM's memory is there
+
+    def __init__(self, client: Client, model: ModelHandle, settings: Settings, config: VllmConfig,
+                 kv_cache: KVCacheConfig, spec: ModelSpec) -> None:
         self._client = client
         self._model = model
         self._kv_cache = kv_cache
         self._spec = spec
-        inline = settings.inline()
+        inline = settings.inline(config)
         save_budget = settings.save_budget or (0.25 if inline else 5.0)
         self._options = WorkerOptions(load_budget=settings.load_budget, save_budget=save_budget,
                                       inline=inline)
         self._failed_blocks: frozenset[int] = frozenset()
         self._report = WorkerReport()
-        self.half: WorkerHalf | None = None
 
     def register(self, kv_caches: dict[str, Any]) -> None:
         part, writes = compat.this_part(self._kv_cache)
@@ -325,13 +332,15 @@ class _Worker:
         return set(progress.loaded) or None
 
     def take_failed_blocks(self) -> set[int]:
-        return set(self._failed_blocks)
+        taken, self._failed_blocks = self._failed_blocks, frozenset()
+        return set(taken)
 
     def take_report(self) -> WorkerReport:
-        return self._report
+        taken, self._report = self._report, WorkerReport()
+        return taken
 
     def close(self) -> None:
-        if self.half is not None:
+        if hasattr(self, "half"):
             self.half.close(self._options.save_budget)
 
 
@@ -409,11 +418,15 @@ class KvtierPromMetrics(compat.KVConnectorPromMetrics):
                  per_engine_labelvalues: dict[int, list[object]]) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         kinds = [(self._counter_cls, COUNTERS), (self._gauge_cls, GAUGES)]
-        self._metrics = {name: kind(name=f"vllm:kvtier_{name}", documentation=text, labelnames=labelnames)
-                         for kind, names in kinds for name, text in names.items()}
+        self._metrics: dict[str, Any] = {
+            name: kind(name=f"vllm:kvtier_{name}", documentation=text, labelnames=labelnames)
+            for kind, names in kinds for name, text in names.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
         for name, value in transfer_stats_data.items():
             metric = self._metrics[name].labels(*labels)
-            metric.set(value) if name in GAUGES else metric.inc(value)
+            if name in GAUGES:
+                metric.set(value)
+            else:
+                metric.inc(value)

@@ -82,6 +82,7 @@ def check_supported(config: VllmConfig, kv_cache: KVCacheConfig) -> list[str]:
     warnings = []
     if vllm.__version__.split("+")[0] != TESTED:
         warnings.append(f"kvtier was tested with vLLM {TESTED}, this is {vllm.__version__}")
+    assert config.kv_transfer_config is not None  # else there were no connector
     if config.kv_transfer_config.kv_load_failure_policy == "fail":
         warnings.append('kv_load_failure_policy is "fail", vLLM\'s default: a block that leaves kvtier '
                         'between lookup and load ends its request with an error. Set "recompute"')
@@ -215,7 +216,7 @@ def weights_digest(model: Any) -> str:
         return folder_digest(pathlib.Path(model.model))
     commit = getattr(model.hf_config, "_commit_hash", None)
     if commit:
-        return commit
+        return str(commit)
     raise ValueError(f"weights of {model.model} are neither in a folder nor of a known commit: set revision "
                      "in kv_connector_extra_config, and change it whenever the weights change")
 
@@ -293,8 +294,7 @@ def _stamp(path: pathlib.Path) -> tuple[str, int, int]:
 class PoolPins:
     """BlockPinner over vLLM's reference counts."""
 
-    def __init__(self) -> None:
-        self._pool: BlockPool | None = None
+    _pool: BlockPool
 
     def bind(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -305,6 +305,13 @@ class PoolPins:
     def unpin(self, block_ids: Sequence[int]) -> None:
         # The tail of a prompt is evicted before its head.
         self._pool.free_blocks(self._pool.blocks[b] for b in reversed(block_ids))
+
+
+def roles(config: VllmConfig) -> tuple[bool, bool]:
+    """(loads, saves), by kv_role."""
+    transfer = config.kv_transfer_config
+    assert transfer is not None  # else there were no connector
+    return transfer.is_kv_consumer, transfer.is_kv_producer
 
 
 def may_load(request: Request) -> bool:
@@ -340,7 +347,8 @@ class _BlockTable(Sequence[int]):
 
     def _all(self) -> list[int]:
         if self._ids is None:
-            groups = self._output.kv_connector_block_state.get_block_ids(self._request_id)
+            state = self._output.kv_connector_block_state
+            groups = state.get_block_ids(self._request_id) if state is not None else None
             self._ids = groups[0] if groups else []
         return self._ids
 
@@ -366,7 +374,7 @@ def worker_meta(output: KVConnectorOutput) -> Any:
     return output.kv_connector_worker_meta
 
 
-def engine_in_this_process() -> bool:
-    """Whether the engine runs in the user's own process (LLM without multiprocessing): its loop then
-    never sleeps while a load is under way, and keeps the interpreter from every other thread."""
-    return multiprocessing.parent_process() is None
+def engine_in_this_process(config: VllmConfig) -> bool:
+    """Whether scheduler and worker run in the user's own process (LLM without multiprocessing): its loop
+    then never sleeps while a load is under way, and keeps the interpreter from every other thread."""
+    return config.parallel_config.world_size == 1 and multiprocessing.parent_process() is None
