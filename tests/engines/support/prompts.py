@@ -17,3 +17,17 @@ def split(seed: int, blocks: int, rest: int) -> tuple[list[int], list[int]]:
     blocks, all of them when 0 < rest."""
     whole = tokens(seed, blocks * BLOCK_TOKENS + rest)
     return whole[:blocks * BLOCK_TOKENS], whole
+
+
+def shared_prefixes(seed: int, prefixes: int = 5, each: int = 10) -> list[list[int]]:
+    """prefixes * each prompts: those of one prefix begin alike for 3 to 8 blocks and some tokens, then
+    go on for 5 to 60 tokens of their own. In mixed order."""
+    generator = random.Random(f"kvtier/shared/{seed}")
+    out = []
+    for number in range(prefixes):
+        count = generator.randint(3, 8) * BLOCK_TOKENS + generator.randrange(20)
+        prefix = tokens(seed * 1000 + number, count)
+        for one in range(each):
+            out.append(prefix + tokens(seed * 1000 + 100 + number * each + one, generator.randint(5, 60)))
+    generator.shuffle(out)
+    return out

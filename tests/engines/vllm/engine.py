@@ -18,6 +18,8 @@ import sys
 import tempfile
 import threading
 
+from waiting import wait_until
+
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[2] / "client" / "python"
 START_SECONDS = 240
@@ -38,7 +40,6 @@ class Answer:
     logprobs: tuple[tuple[tuple[int, str], ...], ...]
     cached: int
     finish: str
-    first_token_seconds: float | None
 
     def says(self) -> tuple:
         """All that a user sees of it: two answers that say the same are bitwise equal."""
@@ -57,23 +58,31 @@ def kvtier_connector(address: str, failure_policy: str = "recompute", **extra) -
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """vLLM on CPU: no hub, no telemetry, one thread, no compiler (the first token would wait for it)."""
+    """vLLM on CPU: no hub, no telemetry, no compiler (the first token would wait for it), and one thread,
+    also in a worker's process: with two the sums come in another order, and other bits come out."""
     out = dict(os.environ)
     out.update(
         HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
+        TORCHDYNAMO_DISABLE="1",
         PYTHONUNBUFFERED="1", PYTHONPATH=os.pathsep.join([str(PACKAGE), str(HERE)]))
     out.update(extra)
     return out
 
 
+def dtype_of(model: pathlib.Path | str) -> str:
+    """As the weights are; vLLM's "auto" would make bf16 of fp32."""
+    return json.loads(pathlib.Path(model, "config.json").read_text(encoding="utf-8"))["dtype"]
+
+
 class Engine:
     """Use as a context manager: the process is gone afterwards, whatever happened."""
 
-    def __init__(self, model: pathlib.Path | str, connector: dict | None = None, plant: str | None = None,
+    def __init__(self, model: pathlib.Path | str, connector: dict | None = None, plant: bool = False,
                  multiprocess: bool = False, extra_environment: dict[str, str] | None = None, **arguments):
-        arguments = {"model": str(model), "block_size": BLOCK_TOKENS, "max_model_len": 4096,
-                     "enforce_eager": True, "disable_log_stats": False, "seed": 0, **arguments}
+        arguments = {"model": str(model), "dtype": dtype_of(model), "block_size": BLOCK_TOKENS,
+                     "max_model_len": 4096, "enforce_eager": True, "disable_log_stats": False, "seed": 0,
+                     **arguments}
         if connector is not None:
             arguments["kv_transfer_config"] = connector
         self._log = tempfile.NamedTemporaryFile(prefix="engine_", suffix=".log", mode="w+b")
@@ -82,6 +91,7 @@ class Engine:
             [sys.executable, str(HERE / "engine_host.py"), json.dumps({"engine": arguments, "plant": plant})],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
             env=environment(**extra))
+        self.seconds = 0.0  # that the last generate() took inside the engine's process
         self._answers: queue.Queue = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -115,16 +125,18 @@ class Engine:
 
     def finish(self, deadline: float = ANSWER_SECONDS) -> list[Answer]:
         answer = self._answer(deadline)
+        self.seconds = answer["seconds"]
         return [Answer(tuple(one["tokens"]),
                        tuple(tuple((token, bits) for token, bits in step) for step in one["logprobs"]),
-                       one["cached"], one["finish"], one["first_token_seconds"])
+                       one["cached"], one["finish"])
                 for one in answer["outputs"]]
 
     def forget(self) -> None:
-        """Drops the engine's own prefix cache."""
-        self._ask({"do": "forget"})
-        if not self._answer(ANSWER_SECONDS)["dropped"]:
-            raise EngineFailed("vLLM did not drop its prefix cache: blocks are still in use")
+        """Drops the engine's own prefix cache, as soon as no save holds blocks of it any more."""
+        def dropped() -> bool:
+            self._ask({"do": "forget"})
+            return self._answer(ANSWER_SECONDS)["dropped"]
+        wait_until(dropped, "vLLM drops its prefix cache: no block in use")
 
     def metrics(self) -> dict[str, float]:
         self._ask({"do": "metrics"})

@@ -1,12 +1,12 @@
 """One vLLM engine in this process, driven over pipes. tests/engines/vllm/engine.py is its other end.
 
-usage: engine_host.py '{"engine": {arguments of vllm.LLM}, "plant": name of a planted fault or null}'
+usage: engine_host.py '{"engine": {arguments of vllm.LLM}, "plant": bool}'
 
 Reads one JSON request a line from standard input, answers with one JSON object a line on standard output;
 vLLM's own output goes to standard error. Requests, by "do":
-  generate   {"prompts": [{"tokens", "cache_salt"?, "adapter"?: [name, id, folder]}], "max_tokens", "logprobs",
-             "one_by_one"?} -> {"outputs": [{"tokens", "logprobs", "cached", "finish", "first_token_seconds"}],
-             "seconds"}
+  generate   {"prompts": [{"tokens", "cache_salt"?, "adapter"?: [name, id, folder]}], "max_tokens",
+             "logprobs", "one_by_one"?}
+             -> {"outputs": [{"tokens", "logprobs", "cached", "finish"}], "seconds"}
   forget     drops the local prefix cache -> {"dropped": bool}
   metrics    -> {"metrics": {name with labels: value}}
   stop       ends the engine in order and the process
@@ -24,13 +24,6 @@ def take_standard_output() -> int:
     answers = os.dup(1)
     os.dup2(2, 1)
     return answers
-
-
-def plant(name: str) -> None:
-    """Faults and controls live beside the tests, never in the package."""
-    import planted
-
-    getattr(planted, name)()
 
 
 class Host:
@@ -54,7 +47,8 @@ class Host:
         inputs = [{"prompt_token_ids": prompt["tokens"]}
                   | ({"cache_salt": prompt["cache_salt"]} if prompt.get("cache_salt") else {})
                   for prompt in prompts]
-        adapters = [self._adapter(*prompt["adapter"]) if prompt.get("adapter") else None for prompt in prompts]
+        adapters = [self._adapter(*prompt["adapter"]) if prompt.get("adapter") else None
+                    for prompt in prompts]
         return self._engine.generate(inputs, sampling, use_tqdm=False,
                                      lora_request=adapters if any(adapters) else None)
 
@@ -80,18 +74,18 @@ def described(output) -> dict:
     answer = output.outputs[0]
     logprobs = [[[token, value.logprob.hex()] for token, value in sorted(step.items())]
                 for step in answer.logprobs or []]
-    timing = output.metrics
-    first = getattr(timing, "first_token_latency", None) if timing else None
     return {"tokens": list(answer.token_ids), "logprobs": logprobs, "cached": output.num_cached_tokens or 0,
-            "finish": answer.finish_reason, "first_token_seconds": first}
+            "finish": answer.finish_reason}
 
 
 def main() -> int:
     answers = os.fdopen(take_standard_output(), "w", encoding="utf-8", buffering=1)
     wish = json.loads(sys.argv[1])
     try:
-        if wish.get("plant"):
-            plant(wish["plant"])
+        if wish["plant"]:
+            import planted  # faults live beside the tests, never in the package
+
+            planted.plant()
         host = Host(wish["engine"])
     except Exception as error:  # told to the parent, which fails the test with it
         traceback.print_exc()
