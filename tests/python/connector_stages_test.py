@@ -521,6 +521,7 @@ class RanksInStep(ConnectorCase):
                 gate = Gate()
                 engine.transfers[2].inject(Fault("Fetch", gate=gate))
                 loading = engine.add(FakeRequest("loading", tokens_of(1, 49)))
+                steps_until(engine, lambda: loading.stage is Stage.LOADING)
                 other = engine.add(FakeRequest("other", tokens_of(2, 49)))
                 steps_until(engine, lambda: other.stage is Stage.ENDED)
                 self.assertIs(loading.stage, Stage.LOADING)
