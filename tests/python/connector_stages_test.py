@@ -22,7 +22,7 @@ import kvtier  # noqa: E402
 from kvtier.engines import paged  # noqa: E402
 
 LARGE = Shape(row_bytes=16 << 10)  # parts of 512 KiB: two in a message
-FOREVER = 1e6
+FOREVER = 600.0
 BRISK = kvtier.ClientOptions(
     lookup_deadline=10.0, breaker=kvtier.BreakerOptions(first_backoff=0.01, longest_backoff=0.05))
 

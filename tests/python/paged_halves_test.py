@@ -1,7 +1,9 @@
 """The scheduler's and the worker's half, each alone, with a client that does what a test says: no daemon."""
+import os
 import pathlib
 import sys
 import threading
+import time
 import types
 import unittest
 
@@ -25,8 +27,9 @@ class ScriptedClient:
         self.stored: list[tuple[int, int]] = []
         self.released: list[tuple[int, int]] = []
         self.all_released = threading.Event()
-        self.go_on = threading.Event()
+        self.go_on = threading.Event()  # while it is not set, calls do not end
         self.go_on.set()
+        self.answered = threading.Event()
         self.leases = 0
 
     def register_model(self, spec):
@@ -35,6 +38,7 @@ class ScriptedClient:
     def lookup(self, prompt, *, lease, timeout):
         self.go_on.wait(LONG)
         self.lookups.append(prompt)
+        self.answered.set()
         blocks = min(self.held, len(prompt.engine_hashes))
         if blocks == 0:
             return types.SimpleNamespace(blocks=0, lease=None, runs=(), failure=None)
@@ -45,10 +49,12 @@ class ScriptedClient:
         return types.SimpleNamespace(blocks=blocks, lease=lease, runs=runs, failure=None)
 
     def fetch_into(self, lease_id, buffers, *, first_block, part, timeout):
+        self.go_on.wait(LONG)
         self.fetched.append(lease_id)
         return kvtier.FetchReport([True] * len(buffers), len(buffers))
 
     def store_from(self, prompt, buffers, *, first_block, part, first_missing, timeout):
+        self.go_on.wait(LONG)
         self.stored.append((first_block, len(buffers)))
         done = kvtier.StoredBlock(kvtier.StoreVerdict.STORED)
         return kvtier.StoreReport([done] * len(buffers), sent=len(buffers))
@@ -66,14 +72,15 @@ def hashes(count: int, of: int = 0) -> list[bytes]:
 
 class HalvesTest(unittest.TestCase):
 
-    def halves(self, client, lookup_budget=LONG, lookup_wait=LONG):
+    def halves(self, client, lookup_budget=LONG, lookup_wait=LONG, lease_seconds=LONG, inline=True):
         model = paged.ModelHandle(client, package.opaque_spec(part_bytes=64))
         scheduler = paged.SchedulerHalf(
             client, model, block_tokens=BLOCK, pinner=paged.NoPins(),
-            options=paged.SchedulerOptions(lookup_budget=lookup_budget, lookup_wait=lookup_wait))
+            options=paged.SchedulerOptions(lookup_budget=lookup_budget, lookup_wait=lookup_wait,
+                                           lease_seconds=lease_seconds))
         pages = paged.HostPages([memoryview(bytearray(64 * 64))], [64])
         worker = paged.WorkerHalf(client, model, kvtier.Part(), pages,
-                                  options=paged.WorkerOptions(inline=True))
+                                  options=paged.WorkerOptions(inline=inline))
         self.addCleanup(worker.close)
         self.addCleanup(scheduler.close)
         return scheduler, worker
@@ -84,6 +91,13 @@ class HalvesTest(unittest.TestCase):
         progress = worker.poll()
         scheduler.absorb(progress.report)
         return progress
+
+    def match_until(self, scheduler, view, done):
+        deadline = time.monotonic() + LONG
+        while not done(matched := scheduler.match(view, 3 * BLOCK, 0)):
+            self.assertLess(time.monotonic(), deadline)
+            os.sched_yield()
+        return matched
 
     def test_at_least_one_token_is_left_to_compute(self):
         for tokens, expected in ((15, 0), (16, 0), (17, 1), (31, 1), (32, 1), (33, 2), (48, 2)):
@@ -190,6 +204,105 @@ class HalvesTest(unittest.TestCase):
         with self.assertLogs("kvtier", "WARNING"):
             self.assertEqual(scheduler.match(paged.RequestView("r", None), 3 * BLOCK, 0), 0)
         self.assertEqual(scheduler.match(paged.RequestView("s", hashes(2)), 3 * BLOCK, 0), 2)
+
+    def test_an_idle_worker_waits_for_its_saves_and_for_its_loads(self):
+        """It is told of the end by the job, not by its patience running out."""
+        for held, job in ((0, "saves"), (2, "loads")):
+            client = ScriptedClient(held)
+            scheduler, worker = self.halves(client, inline=False)
+            view = paged.RequestView("r", hashes(2))
+            scheduler.match(view, 3 * BLOCK, 0)
+            steps = [paged.RequestStep(view, [1, 2], 2 * BLOCK)] if job == "saves" else []
+            if job == "loads":
+                scheduler.allocated("r", [1, 2], 2)
+            client.go_on.clear()
+            worker.start(scheduler.plan(steps, idle=True))
+            self.assertFalse(worker.poll().report)
+            began = time.monotonic()
+            self.assertFalse(worker.poll(wait=0.2).report)
+            self.assertGreaterEqual(time.monotonic() - began, 0.2)
+            client.go_on.set()
+            report = worker.poll(wait=LONG).report
+            self.assertEqual(len(getattr(report, job)), 1)
+            scheduler.absorb(report)
+            self.assertFalse(scheduler.busy() or worker.busy())
+            began = time.monotonic()
+            self.assertFalse(worker.poll(wait=LONG).report)  # nothing is under way, so there is no wait
+            self.assertLess(time.monotonic() - began, LONG / 2)
+
+    def test_an_answer_that_leaves_nothing_to_load_is_asked_for_once(self):
+        client = ScriptedClient(held=1)
+        scheduler, _ = self.halves(client)
+        view = paged.RequestView("r", hashes(4))
+        for _ in range(5):
+            self.assertEqual(scheduler.match(view, 4 * BLOCK + 1, 2 * BLOCK), 0)
+        self.assertEqual(len(client.lookups), 1)
+        # Of two local blocks the engine has lost both: what kvtier has is of use now, and its lease is gone.
+        self.assertEqual(scheduler.match(view, 4 * BLOCK + 1, 0), 1)
+        self.assertEqual(len(client.lookups), 2)
+
+    def test_an_answer_that_is_older_than_half_its_lease_is_told_once(self):
+        """Else an engine with slow steps, or a daemon that answers late, would ask for ever."""
+        client = ScriptedClient(held=2)
+        scheduler, _ = self.halves(client, lookup_wait=0.0, lease_seconds=0.001)
+        view = paged.RequestView("r", hashes(2))
+        for lookups in (1, 2):
+            client.answered.clear()
+            client.go_on.clear()
+            self.match_until(scheduler, view, lambda matched: matched is None)  # asked, once more in turn two
+            old = time.monotonic() + 0.01
+            self.match_until(scheduler, view, lambda matched: time.monotonic() > old)
+            client.go_on.set()
+            self.assertTrue(client.answered.wait(LONG))
+            told = self.match_until(scheduler, view, lambda matched: matched is not None)
+            self.assertEqual(told, 2)
+            self.assertEqual(len(client.lookups), lookups)
+
+    def test_what_the_halves_are_made_of_fits_together(self):
+        client = ScriptedClient()
+
+        def scheduler(spec, **options):
+            model = paged.ModelHandle(client, spec)
+            paged.SchedulerHalf(client, model, pinner=paged.NoPins(), **options).close()
+
+        def worker(spec, part=kvtier.Part(), **options):
+            model = paged.ModelHandle(client, spec)
+            pages = paged.HostPages([memoryview(bytearray(64 * 64))], [64])
+            paged.WorkerHalf(client, model, part, pages, **options).close()
+
+        opaque = kvtier.PackOrder.OPAQUE
+        spec = package.opaque_spec(part_bytes=64)
+        scheduler(spec, block_tokens=16)
+        scheduler(spec, block_tokens=16, hash_tokens=8)
+        worker(spec)
+        worker(package.opaque_spec(part_bytes=64, ranks=2), kvtier.Part(0, 1))
+        refused = (
+            ("block_tokens 8 must be that of the model's spec, 16", lambda: scheduler(spec, block_tokens=8)),
+            ("pages have 64 bytes per block, Part.layer_group=0, rank=0. of the model's spec has 128",
+             lambda: worker(package.opaque_spec(part_bytes=128))),
+            ("1 layer groups and 1 ranks", lambda: worker(spec, kvtier.Part(0, 1))),
+            ("1 layer groups and 1 ranks", lambda: worker(spec, kvtier.Part(1, 0))),
+            ("layout_fingerprint is empty",
+             lambda: worker(kvtier.ModelSpec("x", explicit_part_bytes=[64], pack_order=opaque))),
+            ("pack_order is UNSPECIFIED",
+             lambda: worker(kvtier.ModelSpec("x", explicit_part_bytes=[64], layout_fingerprint=b"l"))),
+            ("name has 0 bytes", lambda: worker(package.opaque_spec("", part_bytes=64))),
+            ("namespace is a str", lambda: paged.RequestView("r", hashes(1), "tenant")),
+        )
+        for words, make in refused:
+            with self.subTest(words), self.assertRaisesRegex((ValueError, kvtier.InvalidArgument), words):
+                make()
+
+    def test_options_out_of_range_are_refused(self):
+        for words, make in (
+            ("lease_seconds is 601, the limits are 0.001 and 600",
+             lambda: paged.SchedulerOptions(lease_seconds=601)),
+            ("lookup_budget is 0,", lambda: paged.SchedulerOptions(lookup_budget=0)),
+            ("load_budget is nan", lambda: paged.WorkerOptions(load_budget=float("nan"))),
+            ("load_threads is 0,", lambda: paged.WorkerOptions(load_threads=0)),
+        ):
+            with self.subTest(words), self.assertRaisesRegex(ValueError, words):
+                make()
 
     def test_wrong_sizes_are_refused(self):
         model = paged.ModelHandle(ScriptedClient(), package.opaque_spec())

@@ -11,7 +11,7 @@ one or more workers (ranks), each with a part of every block. A connector has a 
        -> n blocks beyond the local ones
     half.allocated(request_id, block_ids, n)
     plan = half.plan(steps)            -- pickled -->  half.start_loads(plan)
-                                                       ... forward pass of this step ...
+                                                       ... submit this step's forward pass ...
                                                        half.start_saves(plan)
     half.absorb(progress.report)       <-- pickled --  progress = half.poll()
     half.finished(request_id, step)                       progress.loaded, progress.failed_blocks
@@ -58,6 +58,7 @@ from kvtier import (
     InvalidArgument,
     ModelSpec,
     Namespace,
+    PackOrder,
     Part,
     Prompt,
     RegisteredModel,
@@ -87,6 +88,10 @@ class RequestView:
     request_id: str
     hashes: Sequence[bytes]
     namespace: Namespace = Namespace()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.namespace, Namespace):
+            raise InvalidArgument(f"namespace is a {type(self.namespace).__name__}, it must be a Namespace")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -135,8 +140,10 @@ class Pages(Protocol):
     chunk_blocks: int
 
     def mark(self) -> Any:
-        """Called by start_loads and start_saves, on the engine's thread: what the engine does with its
-        pages up to here comes before the load or save."""
+        """Called by start_loads and start_saves, on the engine's thread: what the engine has submitted for
+        its pages up to here comes before the load or save. Host memory needs none, as there a forward
+        pass is done when it returns. On a GPU it is submitted only: record an event on the engine's
+        stream, and let gather() and written() wait for it."""
 
     def gather(self, block_ids: Sequence[int], mark: Any) -> Sequence[Segments]:
         """Readable memory with these blocks as of `mark`; valid until the next call on this thread."""
@@ -180,6 +187,11 @@ class HostPages:
         return [layer[block_id * stride:block_id * stride + page] for layer, page, stride in self._layers]
 
 
+def _check_limits(field: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{field} is {value}, the limits are {least:g} and {most:g}")
+
+
 # What goes between the halves ------------------------------------------------------------------------
 
 
@@ -213,7 +225,7 @@ class StepPlan:
     """One step's work, the same for every rank.
 
     cancelled: loads that nobody waits for any more. They still end with a report, of no block verified.
-    idle: the step computes nothing, so a worker may as well wait a little for its loads.
+    idle: the step computes nothing, so a worker may as well wait a little for its jobs.
     """
 
     loads: tuple[LoadJob, ...] = ()
@@ -296,7 +308,8 @@ class SchedulerOptions:
     lookup_wait: how long all calls of match() in one step may wait, together, for an answer that is on
     its way, before they say None. 0 = not at all.
     lease_seconds: how long a match is kept by the daemon for a request that waits for room; after half
-    of it the daemon is asked again.
+    of it the daemon is asked again. 0.001 to 600. A release that does not reach the daemon is not
+    repeated: its blocks stay pinned there until this time is up.
     pinned_blocks: most blocks pinned for saves at a time. Above it blocks are not saved (yet).
     """
 
@@ -305,6 +318,13 @@ class SchedulerOptions:
     lease_seconds: float = 30.0
     pinned_blocks: int = 1 << 30
     lookup_threads: int = 2
+
+    def __post_init__(self) -> None:
+        _check_limits("lookup_budget", self.lookup_budget, 0.001, 600.0)
+        _check_limits("lookup_wait", self.lookup_wait, 0.0, 600.0)
+        _check_limits("lease_seconds", self.lease_seconds, 0.001, 600.0)
+        _check_limits("pinned_blocks", self.pinned_blocks, 0, 1 << 62)
+        _check_limits("lookup_threads", self.lookup_threads, 1, 64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -322,6 +342,12 @@ class WorkerOptions:
     save_budget: float = 5.0
     load_threads: int = 2
     inline: bool = False
+
+    def __post_init__(self) -> None:
+        _check_limits("load_budget", self.load_budget, 0.001, 600.0)
+        _check_limits("load_floor", self.load_floor, 1.0, 1e15)
+        _check_limits("save_budget", self.save_budget, 0.001, 600.0)
+        _check_limits("load_threads", self.load_threads, 1, 64)
 
 
 @dataclasses.dataclass(slots=True)
@@ -358,11 +384,23 @@ class SchedulerCounters:
 
 
 class ModelHandle:
-    """A model that gets registered as soon as the daemon can be reached. Thread-safe."""
+    """A model that gets registered as soon as the daemon can be reached. Thread-safe.
+
+    spec: with explicit_part_bytes it needs pack_order OPAQUE and a layout_fingerprint, without which
+    engines with other layouts would share its blocks. Errors: InvalidArgument, whether or not a daemon
+    is there.
+    """
 
     def __init__(self, client: Client, spec: ModelSpec) -> None:
+        spec.validate()
+        if spec.explicit_part_bytes and spec.pack_order != PackOrder.OPAQUE:
+            raise InvalidArgument(f"pack_order is {spec.pack_order.name}, with explicit_part_bytes it must be "
+                                  "OPAQUE")
+        if spec.explicit_part_bytes and not spec.layout_fingerprint:
+            raise InvalidArgument("layout_fingerprint is empty, with explicit_part_bytes it must describe the "
+                                  "layout: a digest of engine, version, dtype, shapes and parallel sizes")
+        self.spec = spec
         self._client = client
-        self._spec = spec
         self._lock = threading.Lock()
         self._model: RegisteredModel | None = None
 
@@ -381,8 +419,15 @@ class ModelHandle:
         """Asks the daemon until it answered once. Errors: as Client.register_model."""
         with self._lock:
             if self._model is None:
-                self._model = self._client.register_model(self._spec)
+                self._model = self._client.register_model(self.spec)
             return self._model
+
+
+def _part_bytes(spec: ModelSpec, part: Part) -> int:
+    if part.layer_group >= spec.groups or part.rank >= spec.tensor_parallel:
+        raise ValueError(f"{part} is none of the model's spec, which has {spec.groups} layer groups and "
+                         f"{spec.tensor_parallel} ranks")
+    return spec.part_bytes()[part.layer_group * spec.tensor_parallel + part.rank]
 
 
 class _Threads:
@@ -460,9 +505,12 @@ class _HeldHashes:
 
 
 class _Answer:
-    """A lookup under way or answered. The lookup's thread fills it in once, under the half's lock."""
+    """A lookup under way or answered. The lookup's thread fills it in once, under the half's lock.
 
-    __slots__ = ("deadline", "asked_at", "done", "failed", "blocks", "asked_blocks", "lease_id", "runs")
+    told: match() has said what came of it.
+    """
+
+    __slots__ = ("deadline", "asked_at", "done", "failed", "told", "blocks", "asked_blocks", "lease_id", "runs")
 
     def __init__(self, now: float, budget: float, asked_blocks: int) -> None:
         self.asked_at = now
@@ -470,6 +518,7 @@ class _Answer:
         self.asked_blocks = asked_blocks
         self.done = False
         self.failed = False
+        self.told = False
         self.blocks = 0
         self.lease_id = NO_LEASE
         self.runs: Sequence[TierSpan] = ()
@@ -513,8 +562,9 @@ class SchedulerHalf:
     the half itself is logged, and is a miss, or a block that is not saved.
 
     client: its own, or shared with others of this process; the owner closes it after the half.
-    hash_tokens: tokens per engine hash; block_tokens must be a multiple. Block i goes by the hash at its
-    end. ranks: how many reports a job needs; all ranks report each job, also one that does not write.
+    block_tokens: as in the model's spec. hash_tokens: tokens per engine hash; block_tokens must be a
+    multiple. Block i goes by the hash at its end. ranks: how many reports a job needs; all ranks report
+    each job, also one that does not write. Errors: ValueError.
     """
 
     def __init__(self, client: Client, model: ModelHandle, *, block_tokens: int, hash_tokens: int = 0,
@@ -522,6 +572,9 @@ class SchedulerHalf:
         hash_tokens = hash_tokens or block_tokens
         if block_tokens < 1 or block_tokens % hash_tokens:
             raise ValueError(f"block_tokens {block_tokens} must be a multiple of hash_tokens {hash_tokens}")
+        if block_tokens != model.spec.block_tokens:
+            raise ValueError(f"block_tokens {block_tokens} must be that of the model's spec, "
+                             f"{model.spec.block_tokens}")
         if ranks < 1:
             raise ValueError(f"ranks {ranks} must be at least 1")
         self._client = client
@@ -643,9 +696,10 @@ class SchedulerHalf:
             self._drop_answer(state)
             return 0
         state.stale = False  # what it computes from here on is new
-        answer = self._answer(state, request.namespace, hashes[:limit])
+        answer = self._answer(state, request.namespace, hashes[:limit], local)
         if not self._settled(answer):
             return None
+        answer.told = True
         state.local_blocks = local
         self._learn(state, answer, self._named(request.namespace), hashes)
         matched = min(answer.blocks, limit) - local
@@ -656,12 +710,14 @@ class SchedulerHalf:
         answer.lease_id = NO_LEASE
         return 0
 
-    def _answer(self, state: _Request, namespace: Namespace, hashes: list[bytes]) -> _Answer:
+    def _answer(self, state: _Request, namespace: Namespace, hashes: list[bytes], local: int) -> _Answer:
         answer = state.answer
         if answer is not None:
-            given_back = answer.done and answer.blocks > 0 and answer.lease_id == NO_LEASE
+            given_back = answer.done and answer.blocks > local and answer.lease_id == NO_LEASE
             old = time.monotonic() - answer.asked_at > self._options.lease_seconds / 2
-            if not given_back and not old:
+            # Whatever its age it is told once: a daemon, or an engine, whose every answer comes late must
+            # not keep a request waiting for ever. At worst its lease is over and the load fails.
+            if not answer.told or not (given_back or old):
                 return answer
             self._drop_answer(state)
         state.answer = answer = _Answer(time.monotonic(), self._options.lookup_budget, len(hashes))
@@ -899,12 +955,17 @@ class SchedulerHalf:
 class WorkerHalf:
     """The half in one rank: moves this rank's part of blocks between its pages and kvtier.
 
-    part: this rank's. writes: False for a rank whose part another rank stores (a latent that all ranks
-    have alike); it loads and reports like the others. No method raises.
+    part: this rank's. pages: of as many bytes as the model's spec has for that part. writes: False for a
+    rank whose part another rank stores (a latent that all ranks have alike); it loads and reports like
+    the others. No method raises; the constructor: ValueError.
     """
 
     def __init__(self, client: Client, model: ModelHandle, part: Part, pages: Pages, *, writes: bool = True,
                  options: WorkerOptions = WorkerOptions()) -> None:
+        expected = _part_bytes(model.spec, part)
+        if pages.part_bytes != expected:
+            raise ValueError(f"pages have {pages.part_bytes} bytes per block, {part} of the model's spec has "
+                             f"{expected}")
         self._client = client
         self._model = model
         self._part = part
@@ -939,8 +1000,9 @@ class WorkerHalf:
             self._run(self._loaders, functools.partial(self._load, job, mark, deadline))
 
     def start_saves(self, plan: StepPlan) -> None:
-        """Starts the plan's saves; with WorkerOptions.inline they have ended when it returns. Call it
-        after this step's forward pass was submitted: what it computes is saved."""
+        """Starts the plan's saves; with WorkerOptions.inline they have ended when it returns. Call it once
+        this step's forward pass was submitted, never before: what it computes is saved. Where the pass may
+        still be running then (a GPU), Pages.mark() is what makes the saves wait for it."""
         mark = self._mark() if plan.saves else None
         with self._changed:
             self._saving.update(job.job_id for job in plan.saves)
@@ -949,11 +1011,12 @@ class WorkerHalf:
             self._run(self._saver, functools.partial(self._save, job, mark, deadline))
 
     def poll(self, wait: float = 0.0) -> Progress:
-        """What ended since the last call. wait: seconds to wait for a load, if one is under way and none
-        has ended; an engine with nothing to compute thereby leaves the interpreter to the loads."""
+        """What ended since the last call. wait: seconds to wait for a load or save, if one is under way and
+        none has ended; an engine with nothing to compute thereby leaves the interpreter to them, and does
+        not spin while it steps for the end of a save."""
         with self._changed:
-            if wait > 0 and self._loading and not self._report.loads:
-                self._changed.wait_for(lambda: self._report.loads, wait)
+            if wait > 0 and (self._loading or self._saving) and not self._report:
+                self._changed.wait_for(lambda: self._report, wait)
             progress = Progress(frozenset(self._loaded), frozenset(self._failed_blocks), self._report)
             self._loaded, self._failed_blocks, self._report = set(), set(), WorkerReport()
         return progress
