@@ -36,6 +36,7 @@ from kvtier.model import (
 from kvtier.prompt import MediaSpan, Namespace, Part, Prompt
 from kvtier.protocol import ClientOptions
 from kvtier.results import Done, FetchReport, StoredBlock, StoreRefusal, StoreReport, StoreVerdict, TierSpan
+from kvtier.shared_transfer import SharedViews
 from kvtier.transfer import Counters
 
 __version__ = "0.1.0"
@@ -71,6 +72,7 @@ __all__ = [
     "Prompt",
     "RegisteredModel",
     "ResourceExhausted",
+    "SharedViews",
     "StateLayers",
     "StoreRefusal",
     "StoreReport",

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from dataclasses import dataclass, field
-from typing import Any, Sequence, TypeVar
+from functools import partial
+from typing import Any, Callable, Sequence, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,8 +30,9 @@ from kvtier.client import (
 from kvtier.errors import Error, InvalidArgument, NotFound, Unavailable
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
-from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, path_of
+from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, Work, path_of
 from kvtier.results import Done, FetchReport, Found, StoreReport
+from kvtier.shared_transfer import SharedViews
 from kvtier.transfer import Counters
 
 T = TypeVar("T")
@@ -44,7 +47,7 @@ class AsyncLease(LeaseHandle):
     def __init__(
         self, client: AsyncClient | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
     ) -> None:
-        super().__init__(client._protocol.leases if client is not None else None, model_id, lease_id, blocks)
+        super().__init__(client._protocol if client is not None else None, model_id, lease_id, blocks)
         self._client = client
 
     async def __aenter__(self) -> AsyncLease:
@@ -80,8 +83,8 @@ class AsyncPrefixMatch(Found):
 
 class AsyncClient:
     """As kvtier.Client, for the event loop in which it is first used; not thread-safe. A coroutine that is
-    cancelled ends its call. Fetched payload is hashed and copied on the event loop's thread, a message of 1
-    MiB at a time.
+    cancelled ends its call. Payload that comes over gRPC is hashed and copied on the event loop's thread, a
+    message of 1 MiB at a time; what goes through shared memory, on the loop's executor.
 
     Store uses a connection and threads of blocking gRPC: when a daemon ends a stream while it is still
     written to, grpc.aio reports an internal error instead of what the daemon said."""
@@ -90,6 +93,8 @@ class AsyncClient:
         self._protocol = Protocol(address, options)
         self._channel: grpc.aio.Channel | None = None
         self._store_channel: grpc.Channel | None = None
+        # Ends its thread when nobody closes the client; at the interpreter's exit that happens anyway.
+        weakref.finalize(self, self._protocol.shared_memory.close, wait=False).atexit = False
         self._methods: dict[str, Any] = {}  # by name: what calls it
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None  # process and loop of the channel
         self._closed = False
@@ -138,6 +143,7 @@ class AsyncClient:
         first_block: int = 0,
         part: Part = Part(),
         allow_gaps: bool = False,
+        lease_end: float | None = None,
         timeout: float | None = None,
     ) -> FetchReport:
         prompt, lease_id, model_id = target_of(what)
@@ -152,6 +158,31 @@ class AsyncClient:
                 first_block=first_block,
                 part=part,
                 allow_gaps=allow_gaps,
+                lease_end=lease_end,
+                timeout=timeout,
+            )
+        )
+
+    async def fetch_views(
+        self,
+        what: AsyncLease | int,
+        blocks: int,
+        *,
+        first_block: int = 0,
+        part: Part = Part(),
+        allow_gaps: bool = False,
+        lease_end: float | None = None,
+        timeout: float | None = None,
+    ) -> SharedViews:
+        """As kvtier.Client's: ``with await client.fetch_views(...) as views``."""
+        return await self._run(
+            self._protocol.fetch_views(
+                what if isinstance(what, int) else what.id,
+                blocks,
+                first_block=first_block,
+                part=part,
+                allow_gaps=allow_gaps,
+                lease_end=lease_end,
                 timeout=timeout,
             )
         )
@@ -197,9 +228,10 @@ class AsyncClient:
             if not await self.release(lease_id, self._protocol.leases.close(lease_id)):
                 break  # the daemon ends them when their time is up
         self._closed = True
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._protocol.shared_memory.close)
         await self._channel.close()
         if self._store_channel is not None:
-            loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, close_channel, self._store_channel, self._protocol.address)
 
     # --------------------------------------------------------------------------------------------- I/O
@@ -213,6 +245,9 @@ class AsyncClient:
                 step = operation.send(outcome)
                 if isinstance(step, Pause):
                     await _pause(step.seconds)
+                    outcome = None
+                elif isinstance(step, Work):
+                    await _on_thread(step.run, step.stop)
                     outcome = None
                 else:
                     outcome = await self._perform(step)
@@ -271,9 +306,10 @@ class AsyncClient:
     def _open(self) -> None:
         address, options = self._protocol.address, self._protocol.options.channel_options()
         channel = grpc.aio.insecure_channel(address, options=options)
-        for rpc in ("RegisterModel", "Lookup", "Release", "Renew"):
+        for rpc in ("RegisterModel", "Lookup", "Release", "Renew", "StoreShared"):
             self._methods[rpc] = channel.unary_unary(path_of(rpc))
-        self._methods["Fetch"] = channel.unary_stream(path_of("Fetch"))
+        for rpc in ("Fetch", "FetchShared"):
+            self._methods[rpc] = channel.unary_stream(path_of(rpc))
         self._channel = channel
         self._store_channel = grpc.insecure_channel(address, options=options)
         self._methods["Store"] = self._store_channel.stream_unary(path_of("Store"))
@@ -282,12 +318,33 @@ class AsyncClient:
 async def _read(call: Any, attempt: Attempt, outcome: Outcome) -> None:
     """To the end of a call of grpc.aio."""
     if attempt.on_message is None:
+        if attempt.meanwhile is not None:
+            await _on_thread(attempt.meanwhile.run, attempt.meanwhile.stop)
         outcome.reply = await call
         outcome.received = True
         return
     async for message in call:
         outcome.received = True
-        attempt.on_message(message)
+        if attempt.stop is None:
+            attempt.on_message(message)
+        else:
+            await _on_thread(partial(attempt.on_message, message), attempt.stop)
+
+
+async def _on_thread(work: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Also when cancelled, it ends only after the work has: that uses the caller's memory."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        await asyncio.shield(future)
+    except asyncio.CancelledError:
+        stop()
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                continue  # it will be raised
+        future.exception()  # nobody is told any more
+        raise
 
 
 async def _stored(call: Any, attempt: Attempt, outcome: Outcome) -> None:

@@ -26,8 +26,9 @@ import grpc
 from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, NotFound, Unavailable, error_of
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
-from kvtier.protocol import Attempt, ClientOptions, LeaseLedger, Operation, Outcome, Pause, Protocol, path_of
+from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, Work, path_of
 from kvtier.results import Done, FetchReport, Found, StoreReport
+from kvtier.shared_transfer import SharedViews
 from kvtier.transfer import Counters
 
 _log = logging.getLogger("kvtier")
@@ -43,12 +44,12 @@ T = TypeVar("T")
 class LeaseHandle:
     """What the leases of both clients have in common."""
 
-    __slots__ = ("_ledger", "_model_id", "id", "blocks")
+    __slots__ = ("_protocol", "_model_id", "id", "blocks")
 
     def __init__(
-        self, ledger: LeaseLedger | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
+        self, protocol: Protocol | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
     ) -> None:
-        self._ledger = ledger
+        self._protocol = protocol
         self._model_id = model_id
         self.id = lease_id
         self.blocks = blocks
@@ -65,15 +66,22 @@ class LeaseHandle:
                 stacklevel=2,
             )
 
+    @property
+    def end(self) -> float | None:
+        """When it is over at the earliest, in seconds of ``time.monotonic``, which the processes of one host
+        share. None: it is empty."""
+        return self._protocol.lease_times.end(self.id) if self._protocol is not None else None
+
     def detach(self) -> int:
-        """Gives up ownership without ending it, and returns the id: another process or rank fetches by it."""
+        """Gives up ownership without ending it, and returns the id: another process or rank fetches by it.
+        Take ``end`` before, for a process that shall use shared memory."""
         return self._take()[0]
 
     def _take(self) -> tuple[int, int]:
         """The id and its verified blocks; empty afterwards."""
-        lease_id, ledger = self.id, self._ledger
-        self._ledger, self.id, self.blocks = None, 0, 0
-        return lease_id, ledger.close(lease_id) if ledger is not None else 0
+        lease_id, protocol = self.id, self._protocol
+        self._protocol, self.id, self.blocks = None, 0, 0
+        return lease_id, protocol.leases.close(lease_id) if protocol is not None else 0
 
 
 class Lease(LeaseHandle):
@@ -90,7 +98,7 @@ class Lease(LeaseHandle):
     def __init__(
         self, client: Client | None = None, model_id: bytes = b"", lease_id: int = 0, blocks: int = 0
     ) -> None:
-        super().__init__(client._protocol.leases if client is not None else None, model_id, lease_id, blocks)
+        super().__init__(client._protocol if client is not None else None, model_id, lease_id, blocks)
         self._client = client
 
     def __enter__(self) -> Lease:
@@ -149,8 +157,9 @@ class Client:
         self._process = 0  # that made the channel
         self._closed = False
         self._watch = _CallWatch()
-        # Ends its thread when nobody closes the client; at the interpreter's exit that happens anyway.
+        # End their threads when nobody closes the client; at the interpreter's exit that happens anyway.
         weakref.finalize(self, self._watch.close).atexit = False
+        weakref.finalize(self, self._protocol.shared_memory.close, wait=False).atexit = False
         self._lane = _QuickLane(address)
         self._never = threading.Event()
 
@@ -209,6 +218,7 @@ class Client:
         first_block: int = 0,
         part: Part = Part(),
         allow_gaps: bool = False,
+        lease_end: float | None = None,
         timeout: float | None = None,
     ) -> FetchReport:
         """Fetches one part of blocks [first_block, first_block + len(buffers)) into the caller's memory.
@@ -218,8 +228,13 @@ class Client:
                     protocol, or a sequence of such objects that are filled end to end. Exactly the part's
                     bytes.
         allow_gaps  go on after a miss; otherwise all blocks after the first miss are misses
+        lease_end   with the id of a lease that another client took: when it ends, as its Lease.end said.
+                    Without it this client does not know how long shared memory may be read, and fetches over
+                    gRPC
 
-        Payload is copied once, from the message as gRPC hands it over. Nothing is ok that was not verified.
+        Payload is copied once: by a lease out of the daemon's own memory, where it is shared with this host;
+        otherwise from the message as gRPC hands it over. Nothing is ok that was not verified. A lease that
+        ends while shared memory is read makes every block a miss, with NotFound as the failure.
         """
         prompt, lease_id, model_id = target_of(what)
         if prompt is None and lease_id == 0:
@@ -233,6 +248,39 @@ class Client:
                 first_block=first_block,
                 part=part,
                 allow_gaps=allow_gaps,
+                lease_end=lease_end,
+                timeout=timeout,
+            )
+        )
+
+    def fetch_views(
+        self,
+        what: Lease | int,
+        blocks: int,
+        *,
+        first_block: int = 0,
+        part: Part = Part(),
+        allow_gaps: bool = False,
+        lease_end: float | None = None,
+        timeout: float | None = None,
+    ) -> SharedViews:
+        """One part of blocks [first_block, first_block + blocks) of a lease without a copy, in memory that is
+        shared with the daemon; otherwise as ``fetch_into``. Failures of its own: Unavailable when there is no
+        shared memory, FailedPrecondition when it is not known when the lease ends.
+
+        with client.fetch_views(found.lease, found.blocks) as views:
+            use(views.blocks[0])
+            if views.expired():
+                ... what was read is void
+        """
+        return self._run(
+            self._protocol.fetch_views(
+                what if isinstance(what, int) else what.id,
+                blocks,
+                first_block=first_block,
+                part=part,
+                allow_gaps=allow_gaps,
+                lease_end=lease_end,
                 timeout=timeout,
             )
         )
@@ -297,6 +345,7 @@ class Client:
             if not self._run(release, closing=True):
                 break  # the daemon ends them when their time is up
         self._watch.close()
+        self._protocol.shared_memory.close()
         for channel in channels:
             close_channel(channel, self._protocol.address)
 
@@ -311,6 +360,9 @@ class Client:
                 step = operation.send(outcome)
                 if isinstance(step, Pause):
                     self._never.wait(step.seconds)
+                    outcome = None
+                elif isinstance(step, Work):
+                    step.run()
                     outcome = None
                 else:
                     outcome = self._perform(step)
@@ -331,6 +383,8 @@ class Client:
         method = self._method(attempt.rpc)
         if attempt.on_message is not None:
             return self._read_all(method(attempt.request, timeout=attempt.limit), attempt)
+        if attempt.meanwhile is not None:
+            return self._ask_meanwhile(method, attempt, attempt.meanwhile)
         if attempt.messages is None:
             return self._ask(method, attempt)
         try:
@@ -353,6 +407,16 @@ class Client:
             outcome = Outcome(error=error_of_call(call, attempt))
         finally:
             self._lane.leave(size, outcome)
+        return outcome
+
+    def _ask_meanwhile(self, method: Any, attempt: Attempt, work: Work) -> Outcome:
+        call = method.future(attempt.request, timeout=attempt.limit)
+        try:
+            work.run()
+            outcome = _await(call, attempt)
+        finally:
+            call.cancel()  # of no effect once it has ended
+        self._lane.note(outcome)
         return outcome
 
     def _read_all(self, call: Any, attempt: Attempt) -> Outcome:
@@ -391,9 +455,10 @@ class Client:
         # Two connections, so that a stream whose peer stands still does not stick to the calls of one
         # message.
         calls, streams = (grpc.insecure_channel(address, options=options) for _ in range(2))
-        for rpc in ("RegisterModel", "Lookup", "Release", "Renew"):
+        for rpc in ("RegisterModel", "Lookup", "Release", "Renew", "StoreShared"):
             self._methods[rpc] = calls.unary_unary(path_of(rpc))
-        self._methods["Fetch"] = streams.unary_stream(path_of("Fetch"))
+        for rpc in ("Fetch", "FetchShared"):
+            self._methods[rpc] = streams.unary_stream(path_of(rpc))
         self._methods["Store"] = streams.stream_unary(path_of("Store"))
         self._channels = [calls, streams]
         self._process = os.getpid()

@@ -1,7 +1,7 @@
 """What a call does, without doing any I/O: shared by the blocking and the asyncio client.
 
-Each operation is a generator. It yields ``Attempt`` (make this call, answer with an ``Outcome``) or ``Pause``
-(wait so long), and returns its result. A client is a loop that carries these out, so deadlines, retries,
+Each operation is a generator. It yields ``Attempt`` (make this call, answer with an ``Outcome``), ``Work`` (do
+this, which takes a while) or ``Pause`` (wait so long), and returns its result. A client is a loop that carries these out, so deadlines, retries,
 breaker, checks, accounting and the rule of what is raised exist once.
 """
 
@@ -10,20 +10,25 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Callable, Generator, Sequence, TypeVar
 
 from kvtier import wire
 from kvtier.breaker import BreakerOptions, CircuitBreaker
 from kvtier.errors import (
+    Code,
     DeadlineExceeded,
     Error,
+    FailedPrecondition,
     Internal,
     InvalidArgument,
     NotFound,
+    ResourceExhausted,
     Unavailable,
     check_range,
 )
+from kvtier.leases import LeaseLedger, LeaseTimes, LeaseWatch
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.results import (
@@ -31,15 +36,29 @@ from kvtier.results import (
     FetchReport,
     Found,
     StoredBlock,
+    StoreRefusal,
     StoreReport,
     StoreVerdict,
     TierSpan,
     refusal_of,
     span_of,
 )
+from kvtier.shared_session import SharedMemory, SharedSession
+from kvtier.shared_transfer import (
+    NOT_SHARED,
+    SharedFiller,
+    SharedPart,
+    SharedReader,
+    SharedReply,
+    SharedViews,
+    fetch_shared_request,
+    grpc_may_do,
+    lease_ended,
+)
 from kvtier.transfer import Block, Counters, FetchAssembler, StoreMessages, blocks_of, check_sizes
 
 _FIRST_PAUSE = 0.005  # seconds; doubles with each retry
+_STORE_REGION_PAUSE = 0.001  # between looks at whether another store has let go of it
 _U32 = (1 << 32) - 1
 _LONGEST_LEASE = 600.0
 _UNIX = "unix:"
@@ -75,6 +94,12 @@ class ClientOptions:
     transfer_deadline: float = 30.0  # fetch_into, store_from
     retries: int = 2  # after Unavailable, within the deadline; every call is idempotent
     breaker: BreakerOptions = field(default_factory=BreakerOptions)
+    shared_memory: bool = True  # use it where it is offered
+    # Hash what goes through shared memory, as everything else is: fetched bytes are compared with the
+    # checksum that they were stored with, stored ones carry this client's. Costs a pass over bytes that are
+    # mostly in the CPU's cache anyway (docs/BENCHMARKS.md). Without it a fetched block is ok by the daemon's
+    # word and the lease's time alone.
+    verify_shared: bool = True
 
     def channel_options(self) -> list[tuple[str, int]]:
         return [*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", int(self.connect_deadline * 1000))]
@@ -82,14 +107,27 @@ class ClientOptions:
 
 @dataclass(slots=True)
 class Attempt:
-    """One call to make. ``request`` for all but Store, which has ``messages``; ``on_message`` for Fetch, to
-    be called with each message in order: an Error that it raises ends the call and is its error."""
+    """One call to make. ``request`` for all but Store, which has ``messages``; ``on_message`` for Fetch and
+    FetchShared, to be called with each message in order: an Error that it raises ends the call and is its
+    error. ``stop``: that may take a while, unless this is called from another thread. ``meanwhile``: to be
+    done while the call is under way."""
 
     rpc: str
     limit: float  # seconds
     request: bytes = b""
     messages: StoreMessages | None = None
     on_message: Callable[[bytes], None] | None = None
+    stop: Callable[[], None] | None = None
+    meanwhile: Work | None = None
+
+
+@dataclass(slots=True)
+class Work:
+    """Copies, or waits for the daemon, without a call; raises nothing. ``stop``, from another thread: it
+    comes to its end soon."""
+
+    run: Callable[[], None]
+    stop: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -107,7 +145,7 @@ class Outcome:
 
 
 T = TypeVar("T")
-Operation = Generator["Attempt | Pause", "Outcome | None", T]
+Operation = Generator["Attempt | Work | Pause", "Outcome | None", T]
 
 
 def path_of(rpc: str) -> str:
@@ -144,33 +182,66 @@ def failure_of(error: Error) -> Error:
     return error
 
 
-class LeaseLedger:
-    """Which leases this client holds, and which of their blocks it has fetched and verified. Thread-safe."""
+_COUNTED = (
+    "calls",
+    "retries",
+    "failures",
+    "checksum_failures",
+    "shared_fetched_blocks",
+    "shared_stored_blocks",
+    "ended_leases",
+)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._verified: dict[int, bytearray] = {}
 
-    def open(self, lease_id: int, blocks: int) -> None:
-        with self._lock:
-            self._verified[lease_id] = bytearray(blocks)
+@dataclass(frozen=True, slots=True)
+class _FetchTask:
+    """What one fetch is to do, checked."""
 
-    def note(self, lease_id: int, first_block: int, ok: Sequence[bool]) -> None:
-        with self._lock:
-            verified = self._verified.get(lease_id)
-            if verified is None:
-                return
-            for i, good in enumerate(ok[: max(len(verified) - first_block, 0)], first_block):
-                verified[i] |= good
+    prompt: Prompt | None
+    lease_id: int
+    first_block: int
+    blocks: Sequence[Block]
+    part: Part
+    allow_gaps: bool
+    end: float
 
-    def close(self, lease_id: int) -> int:
-        """Its verified blocks."""
-        with self._lock:
-            return sum(self._verified.pop(lease_id, b""))
+    def run(self, first: int, last: int) -> _FetchTask:
+        """Of some of its blocks."""
+        return replace(self, first_block=self.first_block + first, blocks=self.blocks[first:last])
 
-    def open_ids(self) -> list[int]:
-        with self._lock:
-            return list(self._verified)
+
+@dataclass(slots=True)
+class _StoreTask:
+    """What one store is to do, checked, and what became of it: outcomes are of the leading blocks."""
+
+    prompt: Prompt
+    first_block: int
+    blocks: Sequence[Block]
+    part: Part
+    durable: bool
+    end: float
+    outcomes: list[StoredBlock]
+    sent: int = 0
+    checksum_mismatches: int = 0
+    shared: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.blocks) - len(self.outcomes)
+
+    def take(self, raw: bytes, count: int) -> None:
+        reply = wire.decode_store(raw)
+        if len(reply.outcomes) != count:
+            raise Internal(f"Store: the reply has {len(reply.outcomes)} outcomes for {count} blocks")
+        self.outcomes += [_stored_block(outcome) for outcome in reply.outcomes]
+        self.sent += count
+        self.checksum_mismatches += reply.checksum_mismatches
+
+    def refuse(self, count: int, refusal: StoreRefusal) -> None:
+        self.outcomes += [StoredBlock(StoreVerdict.REJECTED, refusal)] * count
+
+    def report(self) -> StoreReport:
+        return StoreReport(self.outcomes, self.sent, self.checksum_mismatches, shared=self.shared)
 
 
 class Protocol:
@@ -181,10 +252,12 @@ class Protocol:
         self.address = address
         self.options = options
         self.leases = LeaseLedger()
+        self.lease_times = LeaseTimes()
+        self.shared_memory = SharedMemory(options.shared_memory, options.breaker)
         self._breaker = CircuitBreaker(options.breaker, address)
         self._lock = threading.Lock()  # guards what is below
         self._models: dict[bytes, ModelSpec] = {}
-        self._counted = dict.fromkeys(("calls", "retries", "failures", "checksum_failures"), 0)
+        self._counted = dict.fromkeys(_COUNTED, 0)
 
     def counters(self) -> Counters:
         with self._lock:
@@ -223,12 +296,14 @@ class Protocol:
             prefill_tokens_per_second=prefill_tokens_per_second,
         )
         end = self._end(timeout, self.options.lookup_deadline)
+        lease_end = self.lease_times.now() + (lease or 0)
         try:
             reply = yield from self._lookup(prompt, request, end)
         except Error as error:
             return Found(failure=failure_of(error))
         if reply.lease_id:
             self.leases.open(reply.lease_id, reply.blocks)
+            self.lease_times.open(reply.lease_id, lease_end)
         return Found(
             reply.blocks,
             reply.tokens,
@@ -247,29 +322,65 @@ class Protocol:
         first_block: int,
         part: Part,
         allow_gaps: bool,
+        lease_end: float | None,
         timeout: float | None,
     ) -> Operation[FetchReport]:
         """By prompt, or by lease. ``model_id`` is None when it is not known (a bare lease id)."""
         blocks = blocks_of("buffers", buffers, writable=True)
         check_range("first_block", first_block, 0, _U32 - len(blocks))
         self._check_part(model_id, part, blocks)
-        request = wire.fetch_request(
-            prompt, lease_id, first_block, first_block + len(blocks), part, allow_gaps
-        )
         end = self._end(timeout, self.options.transfer_deadline)
-        assembler = FetchAssembler(first_block, blocks)
-        attempt = Attempt("Fetch", 0, request, on_message=assembler.add)
+        task = _FetchTask(prompt, lease_id, first_block, blocks, part, allow_gaps, end)
+        watch = LeaseWatch(self.lease_times, lease_id, lease_end)
         try:
-            yield from self._with_model(prompt, end, lambda: self._call(lambda: attempt, end))
-            assembler.finish()
+            report = yield from self._fetch(task, watch)
         except Error as error:
             return FetchReport([False] * len(blocks), 0, failure_of(error))
-        finally:
-            self._count("checksum_failures", assembler.checksum_failures)
-        if lease_id:
-            self.leases.note(lease_id, first_block, assembler.ok)
-        leading = next((i for i, ok in enumerate(assembler.ok) if not ok), len(blocks))
-        return FetchReport(assembler.ok, leading)
+        # The ledger is of what was verified.
+        if lease_id and (not report.shared or self.options.verify_shared):
+            self.leases.note(lease_id, first_block, report.ok)
+        return report
+
+    def fetch_views(
+        self,
+        lease_id: int,
+        count: int,
+        *,
+        first_block: int,
+        part: Part,
+        allow_gaps: bool,
+        lease_end: float | None,
+        timeout: float | None,
+    ) -> Operation[SharedViews]:
+        check_range("blocks", count, 1, _U32 - 1)
+        check_range("first_block", first_block, 0, _U32 - count)
+        end = self._end(timeout, self.options.transfer_deadline)
+        watch = LeaseWatch(self.lease_times, lease_id, lease_end)
+        parts: list[SharedPart | None] = [None] * count
+
+        def keep(found: SharedPart) -> None:
+            parts[found.index] = found
+
+        try:
+            if lease_id == 0:
+                raise NotFound("the lease is empty")
+            if not watch.known:
+                raise FailedPrecondition(
+                    "lease_end is not given, and this client does not know when the lease ends"
+                )
+            session = yield from self._session()
+            if session is None:
+                raise Unavailable("this client has no shared memory")
+            reply = SharedReply(session, first_block, count, keep)
+            request = fetch_shared_request(
+                session, lease_id, first_block, first_block + count, part, allow_gaps
+            )
+            attempt = Attempt("FetchShared", 0, request, on_message=reply.add, stop=_nothing)
+            yield from self._call(lambda: attempt, end)
+        except Error as error:
+            return SharedViews([None] * count, [False] * count, None, failure_of(error))
+        self._count("shared_fetched_blocks", count - parts.count(None))
+        return SharedViews(parts, [status == NOT_SHARED for status in reply.statuses()], watch)
 
     def store(
         self,
@@ -293,13 +404,20 @@ class Protocol:
             # Present is not durable: naming the last block makes all before it durable too.
             if durable and present == len(blocks):
                 present -= 1
-            return (yield from self._store(prompt, blocks, present, first_block, part, durable, end))
+            outcomes = [StoredBlock(StoreVerdict.ALREADY_PRESENT)] * present
+            task = _StoreTask(prompt, first_block, blocks, part, durable, end, outcomes)
+            if task.left:
+                yield from self._store_shared(task)
+            if task.left:
+                yield from self._store(task)
+            return task.report()
         except Error as error:
             return StoreReport([StoredBlock()] * len(blocks), failure=failure_of(error))
 
     def release(self, lease_id: int, verified_blocks: int, timeout: float | None = None) -> Operation[Done]:
         _check_lease_id(lease_id)
         check_range("verified_blocks", verified_blocks, 0, _U32)
+        self.lease_times.close(lease_id)
         return (
             yield from self._acknowledged("Release", wire.release_request(lease_id, verified_blocks), timeout)
         )
@@ -309,7 +427,13 @@ class Protocol:
         if not seconds:
             raise InvalidArgument(f"lease is {seconds} s, the limits are 0.001 and {_LONGEST_LEASE:.0f}")
         request = wire.renew_request(lease_id, lease_milliseconds(seconds))
-        return (yield from self._acknowledged("Renew", request, timeout))
+        times = self.lease_times.begin_renew(lease_id, seconds)
+        done = Done(Unavailable("Renew: given up"))
+        try:
+            done = yield from self._acknowledged("Renew", request, timeout)
+        finally:
+            self.lease_times.end_renew(lease_id, times, bool(done))
+        return done
 
     # ------------------------------------------------------------------------------------- their parts
 
@@ -331,6 +455,8 @@ class Protocol:
     def _register(self, spec: ModelSpec, limit: float) -> Operation[RegisteredModel]:
         attempt = Attempt("RegisterModel", 0, wire.register_request(spec))
         reply = yield from self._call(lambda: attempt, time.monotonic() + limit)
+        self.shared_memory.offer(wire.decode_shared_memory_socket(reply))
+        yield from self._session()
         return wire.decode_model(reply, spec)
 
     def _lookup(self, prompt: Prompt, request: bytes, end: float) -> Operation[Any]:
@@ -345,32 +471,150 @@ class Protocol:
         )
         return int(reply.blocks)
 
-    def _store(
-        self,
-        prompt: Prompt,
-        blocks: Sequence[Block],
-        present: int,
-        first_block: int,
-        part: Part,
-        durable: bool,
-        end: float,
-    ) -> Operation[StoreReport]:
-        outcomes = [StoredBlock(StoreVerdict.ALREADY_PRESENT)] * present
-        missing = blocks[present:]
-        if not missing:
-            return StoreReport(outcomes)
-        first = first_block + present
-        header = wire.store_header(prompt, first, len(missing), part, durable)
+    def _fetch(self, task: _FetchTask, watch: LeaseWatch) -> Operation[FetchReport]:
+        # A lease that is over may yet live for a moment by the daemon's clock: that is its to say.
+        if task.lease_id and not watch.over:
+            session = yield from self._session()
+            if session is not None:
+                report = yield from self._fetch_shared(task, watch, session)
+                if report is not None:
+                    return report
+        ok = yield from self._fetch_over_grpc(task)
+        return FetchReport(ok, _leading(ok))
+
+    def _fetch_over_grpc(self, task: _FetchTask) -> Operation[list[bool]]:
+        last = task.first_block + len(task.blocks)
+        request = wire.fetch_request(
+            task.prompt, task.lease_id, task.first_block, last, task.part, task.allow_gaps
+        )
+        assembler = FetchAssembler(task.first_block, task.blocks)
+        attempt = Attempt("Fetch", 0, request, on_message=assembler.add)
+        try:
+            yield from self._with_model(
+                task.prompt, task.end, lambda: self._call(lambda: attempt, task.end)
+            )
+            assembler.finish()
+        finally:
+            self._count("checksum_failures", assembler.checksum_failures)
+        return assembler.ok
+
+    def _fetch_shared(
+        self, task: _FetchTask, watch: LeaseWatch, session: SharedSession
+    ) -> Operation[FetchReport | None]:
+        """None: over gRPC instead."""
+        reader = SharedReader(task.blocks, watch, self.options.verify_shared)
+        reply = SharedReply(session, task.first_block, len(task.blocks), reader.read)
+        last = task.first_block + len(task.blocks)
+        request = fetch_shared_request(
+            session, task.lease_id, task.first_block, last, task.part, task.allow_gaps
+        )
+        attempt = Attempt("FetchShared", 0, request, on_message=reply.add, stop=reader.stop)
+        try:
+            yield from self._call(lambda: attempt, task.end)
+        except Error as error:
+            if grpc_may_do(error):
+                return None
+            if not watch.over:
+                raise
+        finally:
+            self._count("checksum_failures", reader.checksum_failures)
+        if watch.over:  # nobody knows which bytes were read too late
+            self._count("ended_leases")
+            raise lease_ended(task.lease_id)
+        shared = sum(reader.ok)
+        self._count("shared_fetched_blocks", shared)
+        yield from self._fetch_rest(task, reply.statuses(), reader.ok)
+        return FetchReport(reader.ok, _leading(reader.ok), shared=shared)
+
+    def _fetch_rest(self, task: _FetchTask, statuses: Sequence[int], ok: list[bool]) -> Operation[None]:
+        """What could not be shared, run by run."""
+        first = 0
+        for status, run in groupby(statuses):
+            last = first + len(list(run))
+            if status == NOT_SHARED:
+                ok[first:last] = yield from self._fetch_over_grpc(task.run(first, last))
+            first = last
+
+    def _store(self, task: _StoreTask) -> Operation[None]:
+        """The rest of the task, over gRPC."""
+        done = len(task.outcomes)
+        first, missing = task.first_block + done, task.blocks[done:]
+        header = wire.store_header(task.prompt, first, len(missing), task.part, task.durable)
 
         def make() -> Attempt:
             return Attempt("Store", 0, messages=StoreMessages(header, first, missing))
 
-        raw = yield from self._with_model(prompt, end, lambda: self._call(make, end))
-        reply = wire.decode_store(raw)
-        if len(reply.outcomes) != len(missing):
-            raise Internal(f"Store: the reply has {len(reply.outcomes)} outcomes for {len(missing)} blocks")
-        outcomes += [_stored_block(outcome) for outcome in reply.outcomes]
-        return StoreReport(outcomes, len(missing), reply.checksum_mismatches)
+        raw = yield from self._with_model(task.prompt, task.end, lambda: self._call(make, task.end))
+        task.take(raw, len(missing))
+
+    def _store_shared(self, task: _StoreTask) -> Operation[None]:
+        """What shared memory can do of it."""
+        session = yield from self._session()
+        if session is None:
+            return
+        done = len(task.outcomes)
+        filler = SharedFiller(
+            session,
+            task.prompt,
+            task.blocks[done:],
+            task.first_block + done,
+            task.part,
+            task.durable,
+            self.options.verify_shared,
+        )
+        if not filler.fits:
+            return
+        try:
+            while not session.take_store_region():
+                if time.monotonic() >= task.end:
+                    raise DeadlineExceeded("other calls did not let go of the store region")
+                yield Pause(_STORE_REGION_PAUSE)
+            try:
+                yield from self._store_batches(task, session, filler)
+            finally:
+                session.give_back_store_region()
+        except Error as error:
+            if not grpc_may_do(error):
+                raise
+        finally:
+            self._count("shared_stored_blocks", task.shared)
+
+    def _store_batches(
+        self, task: _StoreTask, session: SharedSession, filler: SharedFiller
+    ) -> Operation[None]:
+        """One half of the region is filled while the daemon takes the batch before out of the other."""
+        yield Work(lambda: filler.fill(0), filler.stop)
+        for number, batch in enumerate(filler.batches):
+            after = number + 1
+            meanwhile = None
+            if not filler.is_last(batch):
+                meanwhile = Work(lambda after=after: filler.fill(after), filler.stop)  # type: ignore[misc]
+            attempt = Attempt("StoreShared", 0, filler.request(number), meanwhile=meanwhile)
+            ended = False
+            try:
+                raw = yield from self._call(lambda attempt=attempt: attempt, task.end)  # type: ignore[misc]
+                ended = True
+                task.take(raw, batch.last - batch.first)
+                task.shared += batch.last - batch.first
+            except Error as error:
+                ended = ended or not _may_still_run(error)
+                full = isinstance(error, ResourceExhausted) and number > 0
+                if not full or (task.durable and filler.is_last(batch)):
+                    raise
+                # What the rest of one long Store would have been.
+                task.refuse(batch.last - batch.first, StoreRefusal.NO_SPACE)
+            finally:
+                if not ended:
+                    # Its region would be written to under the daemon's hands: another session gets another.
+                    session.end()
+            if _refuses_what_follows(task):
+                return
+
+    def _session(self) -> Operation[SharedSession | None]:
+        """The session, made if it is time to."""
+        if self.shared_memory.may_connect:
+            yield Work(self.shared_memory.connect, _nothing)
+        return self.shared_memory.session
 
     def _acknowledged(self, rpc: str, request: bytes, timeout: float | None) -> Operation[Done]:
         end = self._end(timeout, self.options.lookup_deadline)
@@ -443,6 +687,33 @@ class Protocol:
 
 def _check_lease_id(lease_id: int) -> None:
     check_range("lease_id", lease_id, 1, (1 << 64) - 1)
+
+
+def _leading(ok: Sequence[bool]) -> int:
+    return next((i for i, good in enumerate(ok) if not good), len(ok))
+
+
+def _nothing() -> None:
+    """Stops what ends soon anyway."""
+
+
+def _may_still_run(error: Error) -> bool:
+    """Nobody knows whether the daemon still reads the store region."""
+    return isinstance(error, (DeadlineExceeded, Unavailable, Internal)) or error.code in (
+        Code.CANCELLED,
+        Code.UNKNOWN,
+    )
+
+
+def _refuses_what_follows(task: _StoreTask) -> bool:
+    """After a rejected block the rest of one long Store is rejected; unless it is durable, where the daemon
+    is asked all the same."""
+    last = task.outcomes[-1]
+    if last.held or task.durable:
+        return False
+    full = last.refusal == StoreRefusal.NO_SPACE
+    task.refuse(task.left, StoreRefusal.NO_SPACE if full else StoreRefusal.NO_PARENT)
+    return True
 
 
 def _span(run: Any) -> TierSpan:

@@ -50,12 +50,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
-    """``ok[i]``: buffers[i] has the exact bytes that were stored, their checksum verified here. The memory of
-    a block that is not ok has undefined contents. With a ``failure`` none is ok."""
+    """``ok[i]``: buffers[i] has the exact bytes that were stored, their checksum verified here (but see
+    ClientOptions.verify_shared). The memory of a block that is not ok has undefined contents. With a
+    ``failure`` none is ok."""
 
     ok: list[bool]
     leading: int  # ok blocks before the first that is not
     failure: Error | None = None
+    shared: int = 0  # blocks read out of shared memory
 
 
 class StoreVerdict(enum.IntEnum):
@@ -93,6 +95,7 @@ class StoreReport:
     sent: int = 0  # blocks whose payload went over the wire
     checksum_mismatches: int = 0  # present blocks whose bytes differ from those sent
     failure: Error | None = None
+    shared: int = 0  # of ``sent``, through shared memory
 
     @property
     def held(self) -> int:

@@ -279,3 +279,7 @@ class Counters:
     refused_by_breaker: int = 0
     breaker_opened: int = 0
     checksum_failures: int = 0  # fetched blocks turned into misses
+    # Through shared memory; views count as fetched when they are handed out.
+    shared_fetched_blocks: int = 0
+    shared_stored_blocks: int = 0
+    ended_leases: int = 0  # fetches whose lease was over before the bytes were read

@@ -116,14 +116,24 @@ def fetch_request(
     return _with_prompt(fields.SerializeToString(), prompt)
 
 
-def store_header(prompt: Prompt, first_block: int, block_count: int, part: Part, durable: bool) -> bytes:
-    """A Store's first message."""
+STORE_HEADER, STORE_SHARED_HEADER = 1, 2  # the header's field in StoreRequest, in StoreSharedRequest
+
+
+def store_header(
+    prompt: Prompt,
+    first_block: int,
+    block_count: int,
+    part: Part,
+    durable: bool,
+    field: int = STORE_HEADER,
+) -> bytes:
+    """A Store's first message, or the header of a StoreSharedRequest."""
     durability = pb.DURABILITY_DURABLE if durable else pb.DURABILITY_ACCEPTED
     fields = pb.StoreHeader(
         first_block=first_block, block_count=block_count, part=_part(part), durability=durability
     )
     header = _with_prompt(fields.SerializeToString(), prompt)
-    return _length_delimited(1, len(header)) + header
+    return _length_delimited(field, len(header)) + header
 
 
 def piece_head(block: int, offset: int, part_bytes: int, checksum: int, payload_bytes: int) -> bytes:
@@ -201,6 +211,11 @@ def decode_lookup(reply: bytes) -> pb.LookupResponse:
 
 def decode_store(reply: bytes) -> pb.StoreResponse:
     return _parse(pb.StoreResponse, reply, "Store")
+
+
+def decode_shared_memory_socket(reply: bytes) -> str:
+    """Of a RegisterModelResponse; empty when none is offered."""
+    return _parse(pb.RegisterModelResponse, reply, "RegisterModel").shared_memory_socket
 
 
 def decode_model(reply: bytes, spec: ModelSpec) -> RegisteredModel:
