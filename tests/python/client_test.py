@@ -223,7 +223,6 @@ class TransferCases(DaemonCase):
         prompt = kvtier.Prompt(model.id, tokens_of(17, 2))
         good = bytearray(4096)
         cases = [
-            ("buffers is empty", lambda: self.client.fetch_into(prompt, [])),
             (
                 "buffers[1] has 4095 bytes, the part has 4096",
                 lambda: self.client.fetch_into(prompt, [good, bytearray(4095)]),
@@ -247,6 +246,16 @@ class TransferCases(DaemonCase):
                 lambda: self.client.lookup(prompt, prefill_tokens_per_second=-1),
             ),
             ("lease_id is 0", lambda: self.client.fetch_into(0, [good])),
+            ("lease is 0 s, the limits are 0.001 and 600", lambda: self.client.lookup(prompt, lease=0)),
+            ("lease is '1', it must be a number", lambda: self.client.lookup(prompt, lease="1")),
+            ("lease is 0 s", lambda: self.client.renew(1, 0)),
+            ("timeout is '1', it must be a number", lambda: self.client.lookup(prompt, timeout="1")),
+            ("part is a tuple, it must be a Part", lambda: self.client.store_from(prompt, [good], part=(0, 0))),
+            ("prompt is a list, it must be a Prompt", lambda: self.client.lookup([1, 2])),
+            ("prompt is a list, it must be a Prompt", lambda: self.client.store_from([1, 2], [good])),
+            ("what is a list", lambda: self.client.fetch_into([1, 2], [good])),
+            ("first_block is 1.5, it must be an integer",
+             lambda: self.client.store_from(prompt, [good], first_block=1.5)),
             # These only the daemon can know.
             ("first_block", lambda: self.client.store_from(prompt, [good], first_block=2, first_missing=0)),
         ]
@@ -255,6 +264,24 @@ class TransferCases(DaemonCase):
                 call()
             self.assertIn(text, str(raised.exception))
         self.assertEqual(self.client.store_from(prompt, [good, good]).held, 2)
+
+    def test_no_buffers_are_no_fault(self):
+        """A prompt shorter than a block has none."""
+        model = self.model("none", 4096)
+        prompt = kvtier.Prompt(model.id, tokens_of(19, 0, 3))
+        calls = self.client.counters().calls
+        stored = self.client.store_from(prompt, [], durable=True)
+        fetched = self.client.fetch_into(prompt, [])
+        self.assertEqual((stored, fetched), (kvtier.StoreReport([]), kvtier.FetchReport([], 0)))
+        self.assertEqual((stored.held, self.client.counters().calls), (0, calls))
+        with self.client.lookup(prompt, lease=10.0) as found:
+            self.assertEqual((found.blocks, found.failure), (0, None))
+            self.assertIn("nothing was found", str(self.client.fetch_into(found.lease, []).failure))
+
+    def test_what_the_daemon_says_names_its_request_once(self):
+        failure = self.client.fetch_into(12345, [bytearray(1)]).failure
+        self.assertIsInstance(failure, kvtier.NotFound)
+        self.assertRegex(str(failure), r"^Fetch: lease_id is unknown .*\[request [0-9a-f]+\]$")
 
     def test_models_are_checked_and_unknown_ones_are_misses(self):
         with self.assertRaises(kvtier.InvalidArgument):

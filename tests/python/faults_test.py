@@ -1,8 +1,10 @@
 """The package against servers that fail, lie, hang or do not exist. Each lie is paired with the truth."""
 
 import concurrent.futures
+import contextlib
 import pathlib
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -32,6 +34,16 @@ SIZE = 5000
 SPEC = opaque_spec("faults", SIZE)
 PAYLOADS = payloads_of("faults", 2, SIZE)
 OK = grpc.StatusCode
+
+
+def speak_http1(listener):
+    """Until it is shut down."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1)
+                connection.sendall(b"HTTP/1.1 505 no\r\n\r\n")
 
 
 class FakeServer:
@@ -141,9 +153,10 @@ class FakeCase:
         self.client = self.connect()
         self.prompt = kvtier.Prompt(SPEC.id(), tokens_of(1, 2))
 
-    def connect(self, **options):
+    def connect(self, address=None, **options):
         options.setdefault("lookup_deadline", 10.0)
-        return self.enterContext(CLIENTS[self.CLIENT](self.server.address, kvtier.ClientOptions(**options)))
+        options = kvtier.ClientOptions(**options)
+        return self.enterContext(CLIENTS[self.CLIENT](address or self.server.address, options))
 
     def fetch(self, client=None, **named):
         self.buffers = poisoned(2, SIZE)
@@ -282,12 +295,26 @@ class LieCases(FakeCase):
         self.assertIsInstance(self.fetch().failure, kvtier.NotFound)
         self.assertEqual(self.server.calls, ["Fetch", "RegisterModel", "Fetch"])
 
+    def test_a_server_of_another_kind_is_told_apart(self):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            answers = threading.Thread(target=speak_http1, args=(other,), daemon=True)
+            answers.start()
+            self.addCleanup(answers.join)
+            client = self.connect(address="127.0.0.1:%d" % other.getsockname()[1])
+            failure = client.lookup(self.prompt).failure
+            client.close()
+            other.shutdown(socket.SHUT_RDWR)
+        self.assertIsInstance(failure, kvtier.Unavailable)
+        self.assertIn("is this an address that kvtierd listens on?", str(failure))
+
     def test_a_slow_daemon_costs_its_deadline_then_nothing(self):
         self.server.replies["Lookup"] = [lambda context: self.server.closing.wait(60) and b""]
         client = self.connect(lookup_deadline=0.1, breaker=kvtier.BreakerOptions(first_backoff=60))
         began = time.monotonic()
         for _ in range(3):
-            self.assertIsInstance(client.lookup(self.prompt).failure, kvtier.DeadlineExceeded)
+            failure = client.lookup(self.prompt).failure
+            self.assertIsInstance(failure, kvtier.DeadlineExceeded)
+            self.assertEqual(str(failure), "Lookup: no answer within 0.1 s")
         self.assertGreater(time.monotonic() - began, 0.25)
         self.server.calls.clear()
         for _ in range(100):

@@ -14,6 +14,7 @@ from kvtier import transfer, wire  # noqa: E402
 from kvtier.v1 import kvtier_pb2 as pb  # noqa: E402
 
 MODEL = bytes(range(16))
+REGISTERED = kvtier.RegisteredModel(MODEL, 16, 1, 1, (1,), 1, ())
 MIB = 1 << 20
 
 
@@ -296,6 +297,19 @@ class PromptTest(unittest.TestCase):
                 ),
             ),
             ("part.rank is -1", lambda: kvtier.Part(0, -1)),
+            ("part.rank is '0', it must be an integer", lambda: kvtier.Part(0, "0")),
+            ("namespace is a str, it must be a Namespace", lambda: make(MODEL, [1], namespace="tenant")),
+            ("namespace is a NoneType", lambda: make(MODEL, [1], namespace=None)),
+            ("namespace.salt is a str, it must be bytes", lambda: kvtier.Namespace(salt="s")),
+            ("namespace.salt is a int, it must be bytes", lambda: kvtier.Namespace(salt=5)),
+            ("namespace.tenant is a bytes, it must be a str", lambda: kvtier.Namespace(b"t")),
+            ("model_id is a RegisteredModel, it must be bytes: its id", lambda: make(REGISTERED, [1])),
+            ("model_id is a str", lambda: make("m" * 16, [1])),
+            ("engine_hashes[1] is a str", lambda: make(MODEL, engine_hashes=[b"x" * 8, "x" * 8])),
+            ("engine_hashes is a bytes", lambda: make(MODEL, engine_hashes=b"x" * 8)),
+            ("media.digest is a str", lambda: kvtier.MediaSpan(0, 1, "x" * 16)),
+            ("media[0] is a tuple", lambda: make(MODEL, [1], media=[(0, 1, b"x" * 16)])),
+            ('address is "http://127.0.0.1:80"', lambda: kvtier.Client("http://127.0.0.1:80")),
             ('address is "nonsense"', lambda: kvtier.Client("nonsense")),
             ('address is "host:70000"', lambda: kvtier.Client("host:70000")),
             ("it must be", lambda: kvtier.Client("unix:" + "x" * 108)),
@@ -311,6 +325,13 @@ class PromptTest(unittest.TestCase):
         cases = [
             ("name has 0 bytes", {"name": ""}),
             ("block_tokens is 4097", {"block_tokens": 4097}),
+            ("name is a NoneType, it must be a str", {"name": None}),
+            ("block_tokens is '16', it must be an integer, 1 to 4096", {"block_tokens": "16"}),
+            ("dtype is a str, it must be a DType", {"dtype": "bf16"}),
+            ("pack_order is a int, it must be a PackOrder", {"pack_order": 3}),
+            ("layout_fingerprint is a str, it must be bytes", {"layout_fingerprint": "l"}),
+            ("layer_groups[0] is a GroupedAttention, it must be a LayerGroup",
+             {"layer_groups": [grouped.attention]}),
             ("dtype is unspecified", {"dtype": kvtier.DType.UNSPECIFIED}),
             ("layer_groups and explicit_part_bytes are both empty", {"layer_groups": ()}),
             ("explicit_part_bytes has 1 elements, with layer_groups", {"explicit_part_bytes": [1]}),

@@ -1,9 +1,10 @@
 """The asyncio client: the same calls as coroutines, with the same results and errors as kvtier.client.
 
-async with kvtier.AsyncClient("unix:/run/kvtier/kvtierd.sock") as client:
+async with kvtier.AsyncClient("unix:/tmp/kvtier/kvtier.sock") as client:
     model = await client.register_model(spec)
     async with await client.lookup(kvtier.Prompt(model.id, tokens), lease=10.0) as found:
-        report = await client.fetch_into(found.lease, buffers[:found.blocks])
+        if found.blocks:
+            report = await client.fetch_into(found.lease, buffers[:found.blocks])
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from kvtier.client import (
     stuck,
     target_of,
 )
-from kvtier.errors import Error, InvalidArgument, NotFound, Unavailable
+from kvtier.errors import Error, InvalidArgument, Unavailable
+from kvtier.leases import empty_lease
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, Work, path_of
@@ -59,12 +61,12 @@ class AsyncLease(LeaseHandle):
 
     async def renew(self, seconds: float) -> Done:
         if self._client is None or not self:
-            return Done(NotFound("the lease is empty"))
+            return Done(empty_lease())
         return await self._client.renew(self.id, seconds)
 
     async def release(self) -> Done:
         if self._client is None or not self:
-            return Done(NotFound("the lease is empty"))
+            return Done(empty_lease())
         return await self._client.release(*self._take())
 
 
@@ -104,6 +106,10 @@ class AsyncClient:
 
     async def __aexit__(self, *unused: object) -> None:
         await self.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     async def register_model(self, spec: ModelSpec, *, timeout: float | None = None) -> RegisteredModel:
         return await self._run(self._protocol.register_model(spec, timeout))
@@ -148,7 +154,7 @@ class AsyncClient:
     ) -> FetchReport:
         prompt, lease_id, model_id = target_of(what)
         if prompt is None and lease_id == 0:
-            return FetchReport([False] * len(buffers), 0, NotFound("the lease is empty"))
+            return FetchReport([False] * len(buffers), 0, empty_lease())
         return await self._run(
             self._protocol.fetch(
                 prompt,
@@ -274,7 +280,7 @@ class AsyncClient:
             outcome.error = stuck(attempt)
         except grpc.aio.AioRpcError as error:
             outcome.error = error_of_status(
-                attempt.rpc,
+                attempt,
                 error.code(),
                 error.details(),
                 error.initial_metadata(),

@@ -1,12 +1,14 @@
 """The blocking client.
 
-with kvtier.Client("unix:/run/kvtier/kvtierd.sock") as client:
+with kvtier.Client("unix:/tmp/kvtier/kvtier.sock") as client:
     model = client.register_model(spec)
     prompt = kvtier.Prompt(model.id, tokens)
+    hit = 0
     with client.lookup(prompt, lease=10.0) as found:
-        report = client.fetch_into(found.lease, buffers[:found.blocks])
-    ... compute what is missing ...
-    client.store_from(prompt, buffers, first_missing=report.leading)
+        if found.blocks:
+            hit = client.fetch_into(found.lease, buffers[:found.blocks]).leading
+    ... compute the blocks from `hit` on ...
+    client.store_from(prompt, buffers, first_missing=hit)
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from typing import Any, Sequence, TypeVar
 
 import grpc
 
-from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, NotFound, Unavailable, error_of
+from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, Unavailable, error_of
+from kvtier.leases import empty_lease
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, Work, path_of
@@ -111,13 +114,13 @@ class Lease(LeaseHandle):
     def renew(self, seconds: float) -> Done:
         """Sets the remaining time, counted from now: 0.001 to 600 s."""
         if self._client is None or not self:
-            return Done(NotFound("the lease is empty"))
+            return Done(empty_lease())
         return self._client.renew(self.id, seconds)
 
     def release(self) -> Done:
         """Ends it now; afterwards the lease is empty, whatever the result."""
         if self._client is None or not self:
-            return Done(NotFound("the lease is empty"))
+            return Done(empty_lease())
         return self._client.release(*self._take())
 
 
@@ -170,6 +173,11 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
 
     # ------------------------------------------------------------------------------------------- calls
 
@@ -238,7 +246,7 @@ class Client:
         """
         prompt, lease_id, model_id = target_of(what)
         if prompt is None and lease_id == 0:
-            return FetchReport([False] * len(buffers), 0, NotFound("the lease is empty"))
+            return FetchReport([False] * len(buffers), 0, empty_lease())
         return self._run(
             self._protocol.fetch(
                 prompt,
@@ -566,6 +574,8 @@ def target_of(what: Prompt | LeaseHandle | int) -> tuple[Prompt | None, int, byt
         return what, 0, what.model_id
     if isinstance(what, LeaseHandle):
         return None, what.id, what._model_id or None
+    if not isinstance(what, int):
+        raise InvalidArgument(f"what is a {type(what).__name__}, it must be a Prompt, a Lease or a lease's id")
     if what == 0:
         raise InvalidArgument("lease_id is 0: there is no lease")
     return None, what, None
@@ -592,23 +602,30 @@ def stuck(attempt: Attempt) -> Error:
 def error_of_call(call: Any, attempt: Attempt) -> Error:
     """Of a call that has ended with an error."""
     return error_of_status(
-        attempt.rpc, call.code(), call.details(), call.initial_metadata(), call.trailing_metadata()
+        attempt, call.code(), call.details(), call.initial_metadata(), call.trailing_metadata()
     )
 
 
 def error_of_status(
-    rpc: str, code: grpc.StatusCode, details: str | None, initial: Any, trailing: Any
+    attempt: Attempt, code: grpc.StatusCode, details: str | None, initial: Any, trailing: Any
 ) -> Error:
     number = code.value[0]
+    details = details or ""
+    request_id = _metadata(initial, "kvtier-request-id")
+    if number == Code.DEADLINE_EXCEEDED and not request_id:  # gRPC's own word, in many wordings
+        details = f"no answer within {round(attempt.limit, 3):g} s"
+    if number == Code.UNAVAILABLE and "http" in details.lower():
+        details += " (is this an address that kvtierd listens on?)"
     if number == Code.UNIMPLEMENTED:
         details = "nobody serves kvtier's data API at this address"
     if number == Code.CANCELLED:  # and not by its caller, who is not told any more
         number, details = Code.UNAVAILABLE, f"ended by the other side or by close(): {details}"
-    request_id = _metadata(initial, "kvtier-request-id")
+    if request_id and request_id not in details:
+        details += f" (request {request_id})"
     delay = _metadata(trailing, "retry-delay-ms")
     return error_of(
         number,
-        f"{rpc}: {details}" + (f" (request {request_id})" if request_id else ""),
+        f"{attempt.rpc}: {details}",
         int(delay) / 1000 if delay.isascii() and delay.isdigit() else None,
     )
 

@@ -9,6 +9,8 @@ of them.
 from __future__ import annotations
 
 import enum
+import operator
+from typing import Any
 
 
 class Code(enum.IntEnum):
@@ -118,8 +120,40 @@ def error_of(code: int, message: str, retry_delay: float | None = None) -> Error
 
 
 def check_range(field: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{field} is {value!r}, it must be an integer, {least} to {most}") from None
+    if not least <= number <= most:
         raise InvalidArgument(f"{field} is {value}, the limits are {least} and {most}")
+
+
+def check_seconds(field: str, seconds: float, least: float, most: float) -> None:
+    if not isinstance(seconds, (int, float)):
+        raise InvalidArgument(f"{field} is {seconds!r}, it must be a number of seconds")
+    if not least <= seconds <= most:
+        raise InvalidArgument(f"{field} is {seconds} s, the limits are {least:g} and {most:g}")
+
+
+def check_type(field: str, value: Any, wanted: type) -> None:
+    if not isinstance(value, wanted):
+        raise InvalidArgument(f"{field} is a {type(value).__name__}, it must be a {wanted.__name__}")
+
+
+def bytes_of(field: str, value: Any) -> bytes:
+    """A copy of an object of the buffer protocol."""
+    try:
+        return bytes(memoryview(value))
+    except TypeError:
+        raise InvalidArgument(f"{field} is a {type(value).__name__}, it must be bytes") from None
+
+
+def utf8_of(field: str, text: Any) -> bytes:
+    check_type(field, text, str)
+    try:
+        return bytes(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{field} is not UTF-8: {error}") from None
 
 
 def check_bytes(field: str, size: int, least: int, most: int) -> None:

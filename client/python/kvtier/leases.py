@@ -8,8 +8,16 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Sequence
 
+from kvtier.errors import NotFound
+
 _UNKNOWN = -math.inf
 _FEW_LEASES = 64
+
+
+def empty_lease() -> NotFound:
+    return NotFound(
+        "the lease is empty: nothing was found, lookup was called without lease=, or it was released"
+    )
 
 
 class LeaseLedger:

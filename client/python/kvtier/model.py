@@ -13,7 +13,7 @@ from typing import Sequence
 
 import xxhash
 
-from kvtier.errors import InvalidArgument, check_bytes, check_range
+from kvtier.errors import InvalidArgument, bytes_of, check_bytes, check_range, check_type, utf8_of
 
 _MAX_NAME_BYTES = 256
 _MAX_FINGERPRINT_BYTES = 64
@@ -119,7 +119,8 @@ class ModelSpec:
     explicit_groups: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout_fingerprint", bytes(self.layout_fingerprint))
+        fingerprint = bytes_of("layout_fingerprint", self.layout_fingerprint)
+        object.__setattr__(self, "layout_fingerprint", fingerprint)
         object.__setattr__(self, "layer_groups", tuple(self.layer_groups))
         object.__setattr__(self, "explicit_part_bytes", tuple(self.explicit_part_bytes))
 
@@ -129,13 +130,13 @@ class ModelSpec:
 
     def validate(self) -> None:
         """Raises InvalidArgument naming field, value and limit."""
-        check_bytes("name", len(self.name.encode()), 1, _MAX_NAME_BYTES)
-        check_bytes("revision", len(self.revision.encode()), 0, _MAX_NAME_BYTES)
+        check_bytes("name", len(utf8_of("name", self.name)), 1, _MAX_NAME_BYTES)
+        check_bytes("revision", len(utf8_of("revision", self.revision)), 0, _MAX_NAME_BYTES)
         check_bytes("layout_fingerprint", len(self.layout_fingerprint), 0, _MAX_FINGERPRINT_BYTES)
         check_range("block_tokens", self.block_tokens, 1, _MAX_BLOCK_TOKENS)
         check_range("tensor_parallel", self.tensor_parallel, 1, _MAX_RANKS)
-        check_range("dtype", self.dtype, 0, DType.INT8)
-        check_range("pack_order", self.pack_order, 0, PackOrder.OPAQUE)
+        check_type("dtype", self.dtype, DType)
+        check_type("pack_order", self.pack_order, PackOrder)
         _check_shape(self)
         check_range(
             "parts (layer groups * tensor_parallel)", self.groups * self.tensor_parallel, 1, _MAX_PARTS
@@ -275,6 +276,7 @@ def _check_explicit(spec: ModelSpec) -> None:
 
 
 def _check_group(field: str, group: LayerGroup, ranks: int) -> None:
+    check_type(field, group, LayerGroup)
     check_range(f"{field}.layers", group.layers, 1, _MAX_LAYERS)
     check_range(f"{field}.window_tokens", group.window_tokens, 0, (1 << 32) - 1)
     attention = group.attention

@@ -7,19 +7,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Iterable, Sequence
 
-from kvtier.errors import InvalidArgument, check_bytes, check_range
+from kvtier.errors import InvalidArgument, bytes_of, check_bytes, check_range, check_type, utf8_of
+from kvtier.model import RegisteredModel
 
 _U32 = (1 << 32) - 1
 _MODEL_ID_BYTES = 16
 # The array type of 4 bytes: "I" on every platform that CPython runs on today.
 _U32_TYPE = next(code for code in "IL" if array.array(code).itemsize == 4)
-
-
-def _utf8(field: str, text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{field} is not UTF-8: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +25,10 @@ class Namespace:
     adapter: str = ""  # LoRA or other adapter and its revision; up to 256 bytes of UTF-8
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "salt", bytes(self.salt))
-        check_bytes("namespace.tenant", len(_utf8("namespace.tenant", self.tenant)), 0, 128)
+        object.__setattr__(self, "salt", bytes_of("namespace.salt", self.salt))
+        check_bytes("namespace.tenant", len(utf8_of("namespace.tenant", self.tenant)), 0, 128)
         check_bytes("namespace.salt", len(self.salt), 0, 128)
-        check_bytes("namespace.adapter", len(_utf8("namespace.adapter", self.adapter)), 0, 256)
+        check_bytes("namespace.adapter", len(utf8_of("namespace.adapter", self.adapter)), 0, 256)
 
     def __repr__(self) -> str:  # without the secret
         return f"Namespace(tenant={self.tenant!r}, salt=<{len(self.salt)} bytes>, adapter={self.adapter!r})"
@@ -50,7 +44,7 @@ class MediaSpan:
     digest: bytes  # 16 to 64 bytes
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", bytes(self.digest))
+        object.__setattr__(self, "digest", bytes_of("media.digest", self.digest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +83,16 @@ class Prompt:
         namespace: Namespace = Namespace(),
         media: Sequence[MediaSpan] = (),
     ) -> None:
-        if len(model_id) != _MODEL_ID_BYTES:
-            raise InvalidArgument(f"model_id has {len(model_id)} bytes, it must have {_MODEL_ID_BYTES}")
-        self.model_id = bytes(model_id)
+        if isinstance(model_id, RegisteredModel):
+            raise InvalidArgument("model_id is a RegisteredModel, it must be bytes: its id")
+        self.model_id = bytes_of("model_id", model_id)
+        if len(self.model_id) != _MODEL_ID_BYTES:
+            raise InvalidArgument(f"model_id has {len(self.model_id)} bytes, it must have {_MODEL_ID_BYTES}")
+        check_type("namespace", namespace, Namespace)
         self.namespace = namespace
         self.media = tuple(media)
         self.token_bytes = b"" if tokens is None else _token_bytes(tokens)  # u32, little endian
-        self.engine_hashes = () if engine_hashes is None else tuple(bytes(h) for h in engine_hashes)
+        self.engine_hashes = () if engine_hashes is None else _hashes_of(engine_hashes)
         self._encoded: bytes | None = None  # by wire.encode_prompt
         if bool(self.token_bytes) == bool(self.engine_hashes):
             raise InvalidArgument(
@@ -165,6 +162,12 @@ def _swapped(packed: bytes) -> bytes:
     return items.tobytes()
 
 
+def _hashes_of(hashes: Iterable[bytes]) -> tuple[bytes, ...]:
+    if isinstance(hashes, (str, bytes)):
+        raise InvalidArgument(f"engine_hashes is a {type(hashes).__name__}, it must be a sequence of bytes")
+    return tuple(bytes_of(f"engine_hashes[{i}]", block_hash) for i, block_hash in enumerate(hashes))
+
+
 def _check_hashes(hashes: tuple[bytes, ...]) -> None:
     length = len(hashes[0]) if hashes else 8
     if not 8 <= length <= 64 or any(len(h) != length for h in hashes):
@@ -177,10 +180,10 @@ def _check_hashes(hashes: tuple[bytes, ...]) -> None:
 def _check_media(media: tuple[MediaSpan, ...], tokens: int) -> None:
     end = 0
     for i, span in enumerate(media):
+        check_type(f"media[{i}]", span, MediaSpan)
         check_bytes(f"media[{i}].digest", len(span.digest), 16, 64)
         check_range(f"media[{i}].first_token", span.first_token, 0, _U32)
-        if span.token_count < 1:
-            raise InvalidArgument(f"media[{i}].token_count is {span.token_count}, the least is 1")
+        check_range(f"media[{i}].token_count", span.token_count, 1, _U32)
         if span.first_token < end:
             raise InvalidArgument(
                 f"media[{i}].first_token is {span.first_token}, before the end of the span before it, {end}"

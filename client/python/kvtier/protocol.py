@@ -27,8 +27,10 @@ from kvtier.errors import (
     ResourceExhausted,
     Unavailable,
     check_range,
+    check_seconds,
+    check_type,
 )
-from kvtier.leases import LeaseLedger, LeaseTimes, LeaseWatch
+from kvtier.leases import LeaseLedger, LeaseTimes, LeaseWatch, empty_lease
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.results import (
@@ -158,7 +160,7 @@ def check_address(address: str) -> None:
             return
     else:
         host, _, port = address.rpartition(":")
-        if host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+        if host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
             return
     raise InvalidArgument(
         f'address is "{address}", it must be "unix:/path" with a path below {_UNIX_PATH_BYTES} bytes, '
@@ -168,10 +170,9 @@ def check_address(address: str) -> None:
 
 def lease_milliseconds(seconds: float | None) -> int:
     """0 for none."""
-    if not seconds:
+    if seconds is None:
         return 0
-    if not 0.001 <= seconds <= _LONGEST_LEASE:
-        raise InvalidArgument(f"lease is {seconds} s, the limits are 0.001 and {_LONGEST_LEASE:.0f}")
+    check_seconds("lease", seconds, 0.001, _LONGEST_LEASE)
     return math.ceil(round(seconds * 1000, 6))
 
 
@@ -285,6 +286,7 @@ class Protocol:
         prefill_tokens_per_second: float,
         timeout: float | None,
     ) -> Operation[Found]:
+        check_type("prompt", prompt, Prompt)
         if not 0 <= prefill_tokens_per_second <= 1e9:
             raise InvalidArgument(
                 f"prefill_tokens_per_second is {prefill_tokens_per_second}, the limits are 0 and 1e9"
@@ -329,6 +331,8 @@ class Protocol:
         blocks = blocks_of("buffers", buffers, writable=True)
         check_range("first_block", first_block, 0, _U32 - len(blocks))
         self._check_part(model_id, part, blocks)
+        if not blocks:
+            return FetchReport([], 0)
         end = self._end(timeout, self.options.transfer_deadline)
         task = _FetchTask(prompt, lease_id, first_block, blocks, part, allow_gaps, end)
         watch = LeaseWatch(self.lease_times, lease_id, lease_end)
@@ -353,6 +357,7 @@ class Protocol:
         timeout: float | None,
     ) -> Operation[SharedViews]:
         check_range("blocks", count, 1, _U32 - 1)
+        check_type("part", part, Part)
         check_range("first_block", first_block, 0, _U32 - count)
         end = self._end(timeout, self.options.transfer_deadline)
         watch = LeaseWatch(self.lease_times, lease_id, lease_end)
@@ -363,7 +368,7 @@ class Protocol:
 
         try:
             if lease_id == 0:
-                raise NotFound("the lease is empty")
+                raise empty_lease()
             if not watch.known:
                 raise FailedPrecondition(
                     "lease_end is not given, and this client does not know when the lease ends"
@@ -393,9 +398,12 @@ class Protocol:
         first_missing: int | None,
         timeout: float | None,
     ) -> Operation[StoreReport]:
+        check_type("prompt", prompt, Prompt)
         blocks = blocks_of("buffers", buffers, writable=False)
         check_range("first_block", first_block, 0, _U32 - len(blocks))
         self._check_part(prompt.model_id, part, blocks)
+        if not blocks:
+            return StoreReport([])
         end = self._end(timeout, self.options.transfer_deadline)
         try:
             if first_missing is None:
@@ -424,8 +432,7 @@ class Protocol:
 
     def renew(self, lease_id: int, seconds: float, timeout: float | None = None) -> Operation[Done]:
         _check_lease_id(lease_id)
-        if not seconds:
-            raise InvalidArgument(f"lease is {seconds} s, the limits are 0.001 and {_LONGEST_LEASE:.0f}")
+        check_seconds("lease", seconds, 0.001, _LONGEST_LEASE)
         request = wire.renew_request(lease_id, lease_milliseconds(seconds))
         times = self.lease_times.begin_renew(lease_id, seconds)
         done = Done(Unavailable("Renew: given up"))
@@ -438,12 +445,15 @@ class Protocol:
     # ------------------------------------------------------------------------------------- their parts
 
     def _end(self, timeout: float | None, default: float) -> float:
+        if timeout is not None and not isinstance(timeout, (int, float)):
+            raise InvalidArgument(f"timeout is {timeout!r}, it must be a number of seconds")
         if timeout is not None and timeout <= 0:
             raise InvalidArgument(f"timeout is {timeout} s, it must be above 0")
         return time.monotonic() + (default if timeout is None else timeout)
 
     def _check_part(self, model_id: bytes | None, part: Part, blocks: Sequence[Block]) -> None:
         """As far as this client knows the model."""
+        check_type("part", part, Part)
         with self._lock:
             spec = self._models.get(model_id) if model_id is not None else None
         if spec is None:

@@ -47,8 +47,6 @@ class Block:
 
 
 def blocks_of(field: str, buffers: Sequence[Any], writable: bool) -> list[Block]:
-    if len(buffers) == 0:
-        raise InvalidArgument(f"{field} is empty, the least is 1")
     return [Block(f"{field}[{i}]", memory, writable) for i, memory in enumerate(buffers)]
 
 
