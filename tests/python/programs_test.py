@@ -15,6 +15,7 @@ EXAMPLES = SOURCE / "client/python/examples"
 NEEDS = {"numpy_pages.py": "numpy"}
 ELSEWHERE = {"transformers_generate.py"}  # needs an engine: tests/engines/transformers/scripts_test.py
 RUN_SECONDS = 240
+README = SOURCE / "client/python/README.md"
 
 
 def run(*command):
@@ -49,7 +50,21 @@ class ProgramsTest(unittest.TestCase):
                 done = run(example, self.address)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 again = run(example, self.address)  # with its own blocks held already
-                self.assertEqual(again.stderr, "")
+                self.assertEqual((again.returncode, again.stderr), (0, ""))
+                bare = run(example)
+                self.assertEqual((bare.returncode, bare.stdout), (1, ""))
+                self.assertRegex(bare.stderr, example.name + " ADDRESS .*unix:")
+                self.assertNotIn("Traceback", bare.stderr)
+
+    def test_the_readmes_program(self):
+        """For a prompt of some blocks, then with them held; and for one that is shorter than a block."""
+        program = README.read_text().split("```python\n")[1].split("```")[0]
+        self.assertIn("unix:/tmp/kvtier/kvtier.sock", program)
+        program = program.replace("unix:/tmp/kvtier/kvtier.sock", self.address)
+        for count, hits in ((100, 0), (100, 6), (3, 0)):
+            with self.subTest(count=count, hits=hits):
+                done = run("-c", f"tokens = range({count})\n{program}\nprint(hit)")
+                self.assertEqual((done.returncode, done.stdout), (0, f"{hits}\n"), done.stderr)
 
     def test_an_example_with_no_daemon_says_so(self):
         done = run(EXAMPLES / "sync_client.py", "unix:/nowhere/kvtierd.sock")

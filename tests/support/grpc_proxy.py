@@ -16,8 +16,8 @@
 
 From another process (prints `ready listen=ADDRESS`, ends when its input does):
 
-    python3 tests/support/grpc_proxy.py unix:/run/kvtierd.sock --delay 1.0
-    python3 tests/support/grpc_proxy.py unix:/run/kvtierd.sock --method Fetch --cut 1 --every 2
+    python3 tests/support/grpc_proxy.py unix:/tmp/kvtier/kvtier.sock --delay 1.0
+    python3 tests/support/grpc_proxy.py unix:/tmp/kvtier/kvtier.sock --method Fetch --cut 1 --every 2
 
 It passes messages on as bytes, of every method and service, with metadata both ways, deadlines, status
 and cancellation. A message is a response of the daemon, except in Store, where it is a request: there

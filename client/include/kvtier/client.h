@@ -1,7 +1,7 @@
 // The kvtier client library: what an inference engine links to look up, fetch and store the KV of
 // prompt prefixes.
 //
-//   auto client = kvtier::Client::Connect({.address = "unix:/run/kvtier/kvtierd.sock"});
+//   auto client = kvtier::Client::Connect({.address = "unix:/tmp/kvtier/kvtier.sock"});
 //   auto model = (*client)->RegisterModel(spec);
 //   kvtier::Prompt prompt{.model = model->id, .tokens = tokens};
 //   auto found = (*client)->Lookup(prompt, {.lease = std::chrono::seconds(10)});

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A skeleton to write a connector from: a toy paged engine whose prompts begin with KV from kvtier.
 
-usage: new_connector.py ADDRESS     (of a kvtierd, for instance unix:/run/kvtier/kvtierd.sock)
+usage: new_connector.py ADDRESS     (of a kvtierd, for instance unix:/tmp/kvtier/kvtier.sock)
 
 What is the toy engine's, and is yours to replace, is marked ENGINE. docs/CONNECTORS.md has the contract.
 """
@@ -126,4 +126,6 @@ def main():
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     main()

@@ -2,7 +2,7 @@
 copy. Needs numpy, which kvtier itself does not; it is the same with torch, through
 tensor.view(torch.uint8).numpy().
 
-    numpy_pages.py ADDRESS       for instance unix:/run/kvtier/kvtierd.sock
+    numpy_pages.py ADDRESS       for instance unix:/tmp/kvtier/kvtier.sock
 """
 
 import sys
@@ -47,4 +47,6 @@ def main(address):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     sys.exit(main(sys.argv[1]))

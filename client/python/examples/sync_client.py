@@ -1,6 +1,6 @@
 """Stores the blocks of a prompt, then fetches what another prompt with the same beginning can use.
 
-sync_client.py ADDRESS       for instance unix:/run/kvtier/kvtierd.sock
+sync_client.py ADDRESS       for instance unix:/tmp/kvtier/kvtier.sock
 """
 
 import sys
@@ -44,4 +44,6 @@ def main(address):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     sys.exit(main(sys.argv[1]))

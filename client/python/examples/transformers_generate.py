@@ -25,7 +25,7 @@ def random_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)  # the same weights, so the same identity, in each process
     return LlamaForCausalLM(LlamaConfig(vocab_size=256, hidden_size=256, intermediate_size=512,
                                         num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-                                        head_dim=64))
+                                        head_dim=64, max_position_embeddings=8192))
 
 
 def tell(call: CallReport) -> None:

@@ -82,6 +82,11 @@ class RefusedModels(unittest.TestCase):
         model.model.embed_tokens.register_forward_hook(looking_ahead)
         self.refused(model, "depends on later ones")
 
+    def test_namespace(self):
+        for namespace in ("tenant", None):
+            with self.assertRaisesRegex(kvtier.InvalidArgument, "namespace is a "):
+                KvtierCache(made("Llama"), NOWHERE, namespace=namespace)
+
     def test_timeouts(self):
         with self.assertRaisesRegex(ValueError, "timeouts.fetch: 0"):
             Timeouts(fetch=0)
@@ -122,6 +127,8 @@ class RefusedCalls(EngineTest):
         behind[0, -1] = 0
         cases = {
             "input_ids: ": (self.ids[0], None),
+            "input_ids: is a list": (self.ids.tolist(), None),
+            "attention_mask: is a list": (self.ids, ones.tolist()),
             "at least one token": (self.ids[:, :0], None),
             "must be integers": (self.ids.float(), None),
             "input_ids: -[0-9]+; must be at least 0": (self.ids - 600, None),
@@ -135,6 +142,18 @@ class RefusedCalls(EngineTest):
                 with self.subTest(reason, entry=entry.__name__), self.assertRaisesRegex(ValueError, reason):
                     entry(ids, mask)
         self.made.prefill(self.ids, ones)
+
+    def test_a_closed_client(self):
+        """Its own, or the caller's: it would compute on, and never find nor keep anything again."""
+        address = self.made._client._protocol.address
+        own = KvtierCache(self.model, address)
+        theirs = kvtier.Client(address)
+        for cache, closes in ((own, own), (KvtierCache(self.model, theirs), theirs)):
+            cache.prefill(self.ids)
+            closes.close()
+            for entry in (cache.generate, cache.prefill, cache.load):
+                with self.assertRaisesRegex(ValueError, "client: is closed"):
+                    entry(self.ids)
 
     def test_padding_without_a_mask(self):
         model = copy.deepcopy(self.model)

@@ -18,6 +18,7 @@ class ScriptsTest(EngineTest):
         done = subprocess.run([sys.executable, ROOT / path, *flags], capture_output=True, text=True,
                               timeout=300, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("maximum length", done.stderr)  # what transformers says of a prompt too long
         return done.stdout
 
     def test_example(self):

@@ -14,7 +14,7 @@ one or more workers (ranks), each with a part of every block. A connector has a 
                                                        ... submit this step's forward pass ...
                                                        half.start_saves(plan)
     half.absorb(progress.report)       <-- pickled --  progress = half.poll()
-    half.finished(request_id, step)                       progress.loaded, progress.failed_blocks
+    half.finished(request_id)                             progress.loaded, progress.failed_blocks
 
 What holds, whatever the daemon does:
 
@@ -287,8 +287,10 @@ class WorkerReport:
 class Progress:
     """What a rank's poll() found.
 
-    loaded: requests whose load ended, well or not; each exactly once.
-    failed_blocks: block ids, of these loads, whose pages do not hold what they should.
+    loaded: requests whose load ended on this rank, well or not, also if the request has ended before;
+    each exactly once. With several ranks a request is loaded when all have said so.
+    failed_blocks: block ids, of these loads, whose pages do not hold what they should; those of all ranks
+    have to be computed.
     report: for SchedulerHalf.absorb, by way of the engine.
     """
 
@@ -641,9 +643,10 @@ class SchedulerHalf:
     # A request's way out
 
     def finished(self, request_id: str, step: RequestStep | None = None) -> None:
-        """The request is done or aborted, at whatever stage. With `step` the blocks that it completed
-        are saved in the next plan; they are pinned before this returns. A load under way is cancelled;
-        the engine keeps its blocks until the ranks have reported it."""
+        """The request is done or aborted, at whatever stage. `step`: only if it has completed blocks that
+        were in no plan's steps; they are saved in the next plan, and pinned before this returns. A load
+        under way is cancelled; the engine keeps its blocks until the ranks have reported it, which they
+        do as always: the id comes back in Progress.loaded."""
         self._guard(None, lambda: self._finished(request_id, step))
 
     def preempted(self, request_id: str) -> None:

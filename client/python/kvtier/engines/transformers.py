@@ -3,7 +3,7 @@
     from kvtier.engines.transformers import KvtierCache
 
     model = AutoModelForCausalLM.from_pretrained(...).eval()
-    with KvtierCache(model, "unix:/run/kvtier/kvtier.sock") as cache:
+    with KvtierCache(model, "unix:/tmp/kvtier/kvtier.sock") as cache:
         output = cache.generate(input_ids, max_new_tokens=64)   # as model.generate
         print(cache.last_call)                                  # what was loaded, computed, stored
 
@@ -166,6 +166,8 @@ class KvtierCache:
                  namespace: kvtier.Namespace = kvtier.Namespace(), block_tokens: int = 16, name: str = "",
                  revision: str = "", timeouts: Timeouts = Timeouts(),
                  prefill_tokens_per_second: float = 0.0) -> None:
+        if not isinstance(namespace, kvtier.Namespace):
+            raise kvtier.InvalidArgument(f"namespace is a {type(namespace).__name__}, it must be a Namespace")
         self.last_call = CallReport()
         self._model = model
         self._namespace = namespace
@@ -195,7 +197,7 @@ class KvtierCache:
         self.close()
 
     def close(self) -> None:
-        """Closes the client if it was made here."""
+        """Closes the client if it was made here. With a closed client every call raises ValueError."""
         if self._owns_client:
             self._client.close()
 
@@ -277,6 +279,8 @@ class KvtierCache:
 
     def _begin(self, input_ids: torch.Tensor,
                attention_mask: torch.Tensor | None) -> tuple[list[_Row], torch.Tensor]:
+        if self._client.closed:
+            raise ValueError("client: is closed, so nothing can be loaded or kept; make a new KvtierCache")
         self._check_adapter()
         if self._model.training:
             raise ValueError("model: is in training mode, where dropout changes the KV; call model.eval()")
@@ -564,6 +568,9 @@ def _pad_token(config: transformers.GenerationConfig) -> int | None:
 
 
 def _rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad_token: int | None) -> list[_Row]:
+    for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
+        if not isinstance(value, torch.Tensor) and not (value is None and name == "attention_mask"):
+            raise ValueError(f"{name}: is a {type(value).__name__}; must be a tensor [batch, tokens]")
     if input_ids.dim() != 2 or input_ids.shape[1] == 0 or input_ids.is_floating_point():
         raise ValueError(f"input_ids: {tuple(input_ids.shape)} of {input_ids.dtype}; must be integers "
                          "[batch, tokens], at least one token")

@@ -3,7 +3,7 @@
     vllm serve MODEL --kv-transfer-config '{
         "kv_connector": "KvtierConnector", "kv_connector_module_path": "kvtier.engines.vllm",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"address": "unix:/run/kvtier/kvtierd.sock"}}'
+        "kv_connector_extra_config": {"address": "unix:/tmp/kvtier/kvtier.sock"}}'
 
 docs/CONNECTORS.md is the manual. This file only translates: vLLM's calls to the two halves in paged.py,
 by what vllm_compat.py knows of vLLM's version.
@@ -73,7 +73,7 @@ class Settings:
         if unknown:
             raise ValueError(f"{EXTRA} has unknown keys {unknown}, known are {sorted(known)}")
         if "address" not in extra:
-            raise ValueError(f'{EXTRA} lacks address, for instance "unix:/run/kvtier/kvtierd.sock"')
+            raise ValueError(f'{EXTRA} lacks address, for instance "unix:/tmp/kvtier/kvtier.sock"')
         for name in ("address", "tenant", "revision", "load"):
             if not isinstance(extra.get(name, ""), str):
                 raise ValueError(f"{EXTRA}.{name} is {extra[name]!r}, it must be a string")
