@@ -199,6 +199,18 @@ class HalvesTest(unittest.TestCase):
         self.step(scheduler, worker, paged.RequestStep(new, [1, 2], 2 * BLOCK))
         self.assertEqual(client.stored, [(0, 2)])
 
+    def test_after_a_reset_adapters_of_any_length_are_apart(self):
+        client = ScriptedClient()
+        scheduler, worker = self.halves(client)
+        self.assertTrue(scheduler.reset())
+        adapters = ["", "a", "a" * 256, "b" * 256]
+        for adapter in adapters:
+            view = paged.RequestView(adapter, hashes(2), kvtier.Namespace(adapter=adapter))
+            self.assertEqual(scheduler.match(view, 3 * BLOCK, 0), 0)
+            self.step(scheduler, worker, paged.RequestStep(view, [1, 2], 2 * BLOCK))
+        self.assertEqual(len({prompt.namespace for prompt in client.lookups}), len(adapters))
+        self.assertEqual(client.stored, [(0, 2)] * len(adapters))
+
     def test_a_fault_in_the_half_is_a_miss(self):
         scheduler, _ = self.halves(ScriptedClient(held=2))
         with self.assertLogs("kvtier", "WARNING"):
@@ -257,6 +269,72 @@ class HalvesTest(unittest.TestCase):
             told = self.match_until(scheduler, view, lambda matched: matched is not None)
             self.assertEqual(told, 2)
             self.assertEqual(len(client.lookups), lookups)
+
+    def test_an_id_that_goes_to_another_prompt_is_another_request(self):
+        """Without finished() in between; else it would load the first one's blocks as its own."""
+        tenant = kvtier.Namespace(tenant="other")
+        first = paged.RequestView("r", hashes(4))
+        for second, lookups in (
+            (paged.RequestView("r", hashes(4, of=1)), 2),
+            (paged.RequestView("r", hashes(4), tenant), 2),
+            (paged.RequestView("r", hashes(3)), 2),
+            (paged.RequestView("r", hashes(5)), 1),  # the control: it has grown
+            (first, 1),
+        ):
+            client = ScriptedClient(held=2)
+            scheduler, worker = self.halves(client)
+            self.assertEqual(scheduler.match(first, 5 * BLOCK + 1, 0), 2)
+            self.assertEqual(scheduler.match(second, 5 * BLOCK + 1, 0), 2)
+            self.assertEqual(len(client.lookups), lookups)
+            self.assertEqual(client.lookups[-1].namespace, second.namespace)
+            self.assertEqual(client.lookups[-1].engine_hashes[:3], tuple(second.hashes[:3]))
+            scheduler.allocated("r", [1, 2, 3, 4], 2)
+            self.step(scheduler, worker)
+            self.assertEqual(client.fetched, [lookups])  # the lease of the last lookup
+            self.assertTrue(client.all_released.wait(LONG))
+
+    def test_what_an_id_has_loaded_or_saved_does_not_count_for_another_prompt(self):
+        client = ScriptedClient()
+        scheduler, worker = self.halves(client)
+        for of in (0, 1):
+            view = paged.RequestView("r", hashes(2, of))
+            self.assertEqual(scheduler.match(view, 3 * BLOCK, 0), 0)
+            self.step(scheduler, worker, paged.RequestStep(view, [1, 2], 2 * BLOCK))
+        self.assertEqual(client.stored, [(0, 2), (0, 2)])
+
+    def test_block_ids_that_cannot_be_are_loads_that_failed(self):
+        for block_ids, good in (([1, 2], True), ([5, 5], False), ([-1, 2], False), ([3], False), ([1, 99], False)):
+            client = ScriptedClient(held=2)
+            scheduler, worker = self.halves(client)
+            view = paged.RequestView("r", hashes(2))
+            self.assertEqual(scheduler.match(view, 3 * BLOCK, 0), 2)
+            scheduler.allocated("r", block_ids, 2)
+            progress = self.step(scheduler, worker)
+            self.assertEqual(progress.loaded, {"r"})
+            self.assertEqual(progress.failed_blocks, frozenset() if good else frozenset(block_ids))
+            self.assertTrue(client.all_released.wait(LONG))
+
+    def test_pages_have_limits(self):
+        pages = paged.HostPages([memoryview(bytearray(100)), memoryview(bytearray(40))], [10, 5], [20, 10])
+        self.assertEqual([len(layer) for layer in pages.block(3)], [10, 5])
+        for block_id in (-1, 4):
+            with self.assertRaisesRegex(ValueError, f"block id is {block_id}, the limits are 0 and 3"):
+                pages.block(block_id)
+        for words, layers, page_bytes in (("page_bytes.0. is 20", [bytearray(10)], [20]),
+                                          ("page_bytes.0. is 0", [bytearray(10)], [0]),
+                                          ("layers is empty", [], [])):
+            with self.assertRaisesRegex(ValueError, words):
+                paged.HostPages([memoryview(layer) for layer in layers], page_bytes)
+
+    def test_nothing_raises_into_the_engines_scheduler(self):
+        scheduler, _ = self.halves(ScriptedClient(held=2))
+        view = paged.RequestView("r", hashes(8))
+        with self.assertLogs("kvtier", "WARNING"):
+            for steps in (None, 5, (1 // 0 for _ in range(1)), [1]):
+                self.assertEqual(scheduler.plan(steps), paged.StepPlan())
+            scheduler.preempted([])
+            self.assertEqual(scheduler.match(view, 9 * BLOCK, -3 * BLOCK), 0)
+        self.assertEqual(scheduler.match(view, 9 * BLOCK, 0), 2)
 
     def test_what_the_halves_are_made_of_fits_together(self):
         client = ScriptedClient()

@@ -41,6 +41,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import hashlib
 import itertools
 import logging
 import queue
@@ -159,7 +160,8 @@ class HostPages:
     """Pages in host memory: the engine's own, read and written in place.
 
     layers: for each layer, in a fixed order, its whole memory as one contiguous memoryview of bytes;
-    block b of it is [b * stride, b * stride + page_bytes).
+    block b of it is [b * stride, b * stride + page_bytes). Errors: ValueError, for memory that has no
+    block, and for the id of a block that is not in it.
     """
 
     chunk_blocks = 0
@@ -169,6 +171,13 @@ class HostPages:
         sizes = zip(layers, page_bytes, strides or page_bytes, strict=True)
         self._layers = [(layer.cast("B"), page, stride) for layer, page, stride in sizes]
         self.part_bytes = sum(page_bytes)
+        if not self._layers:
+            raise ValueError("layers is empty, the least is 1")
+        for i, (layer, page, stride) in enumerate(self._layers):
+            if not 0 < page <= min(stride, len(layer)):
+                raise ValueError(f"page_bytes[{i}] is {page}, the limits are 1 and the least of its stride, "
+                                 f"{stride}, and its layer, {len(layer)}")
+        self._blocks = min((len(layer) - page) // stride + 1 for layer, page, stride in self._layers)
 
     def mark(self) -> None:
         return None
@@ -184,6 +193,8 @@ class HostPages:
 
     def block(self, block_id: int) -> Segments:
         """The block's page in each layer."""
+        if not 0 <= block_id < self._blocks:
+            raise ValueError(f"block id is {block_id}, the limits are 0 and {self._blocks - 1}")
         return [layer[block_id * stride:block_id * stride + page] for layer, page, stride in self._layers]
 
 
@@ -533,15 +544,29 @@ class _Request:
     so it is computed from now on. stale: its KV is of before a reset and must not be saved.
     """
 
-    __slots__ = ("answer", "local_blocks", "loading", "failed", "saved", "stale")
+    __slots__ = ("answer", "local_blocks", "loading", "failed", "saved", "stale", "_namespace", "_hashes",
+                 "_last_hash")
 
     def __init__(self) -> None:
+        self.prompt_is(Namespace(), ())
         self.answer: _Answer | None = None
         self.local_blocks = 0
         self.loading: int | None = None
         self.failed = False
         self.saved = 0
         self.stale = False
+
+    def prompt_is(self, namespace: Namespace, hashes: Sequence[bytes]) -> None:
+        self._namespace = namespace
+        self._hashes = len(hashes)
+        self._last_hash = hashes[-1] if hashes else b""
+
+    def has_prompt(self, namespace: Namespace, hashes: Sequence[bytes]) -> bool:
+        """Whether it is this prompt, or a beginning of it. As hashes are chained, one tells of all before."""
+        if self._hashes == 0:
+            return True
+        return (namespace == self._namespace and len(hashes) >= self._hashes
+                and hashes[self._hashes - 1] == self._last_hash)
 
 
 @dataclasses.dataclass(slots=True)
@@ -629,8 +654,7 @@ class SchedulerHalf:
     def plan(self, steps: Iterable[RequestStep], idle: bool = False) -> StepPlan:
         """The plan of this step: all new loads, and saves of blocks that `steps` complete and kvtier
         does not have. Their blocks are pinned now. Hand it to every rank, also when it is empty."""
-        for step in steps:
-            self._guard(None, functools.partial(self._plan_save, step))
+        self._guard(None, lambda: self._plan_saves(steps))
         plan = StepPlan(tuple(self._new_loads), tuple(self._new_saves), tuple(self._cancelled), idle)
         self._new_loads, self._new_saves, self._cancelled = [], [], []
         self._wait_left = self._options.lookup_wait
@@ -652,9 +676,7 @@ class SchedulerHalf:
     def preempted(self, request_id: str) -> None:
         """The engine took the request's blocks away; it will be matched anew. Optional: a match() after
         allocated() means the same."""
-        state = self._requests.get(request_id)
-        if state is not None:
-            self._guard(None, lambda: self._drop_answer(state))
+        self._guard(None, lambda: self._preempted(request_id))
 
     def reset(self) -> bool:
         """The engine's weights, or something else that its hashes do not cover, have changed.
@@ -692,7 +714,13 @@ class SchedulerHalf:
         state = self._requests.setdefault(request.request_id, _Request())
         if state.loading is not None:
             return None
+        if local_tokens < 0:
+            raise ValueError(f"local_tokens is {local_tokens}, the least is 0")
         hashes = self._block_hashes(request)
+        if not state.has_prompt(request.namespace, hashes):  # its id went to another one, unfinished
+            self._drop_answer(state)
+            state = self._requests[request.request_id] = _Request()
+        state.prompt_is(request.namespace, hashes)
         local, partial = divmod(local_tokens, self._block_tokens)
         limit = min((tokens - 1) // self._block_tokens, len(hashes))
         if state.failed or partial or limit <= local:
@@ -793,16 +821,23 @@ class SchedulerHalf:
         first = state.local_blocks
         lease_id = answer.lease_id if answer is not None else NO_LEASE
         targets = tuple(block_ids[first:first + external_blocks])
-        if lease_id == NO_LEASE or len(targets) != external_blocks:
+        if lease_id == NO_LEASE or len(set(targets)) != external_blocks or min(targets) < 0:
             # Still a job: the engine waits for it, and has to hear that nothing was loaded.
-            self._once.warn("allocated", "request %s takes %d blocks at %d that no match offered",
-                            request_id, external_blocks, first)
+            self._once.warn("allocated", "request %s takes %d blocks at %d that no match offered, or not into "
+                            "as many block ids of 0 or more: %s", request_id, external_blocks, first, targets)
+            self._release(lease_id, 0)
+            lease_id = NO_LEASE
         job = LoadJob(next(self._job_ids), request_id, lease_id, first, targets)
         if answer is not None:
             answer.lease_id = NO_LEASE
         state.loading = job.job_id
         self._loads[job.job_id] = _Load(job, state)
         self._new_loads.append(job)
+
+    def _preempted(self, request_id: str) -> None:
+        state = self._requests.get(request_id)
+        if state is not None:
+            self._drop_answer(state)
 
     def _sources(self, request_id: str, external_blocks: int) -> dict[Tier, int]:
         state = self._requests[request_id]
@@ -816,6 +851,10 @@ class SchedulerHalf:
         return dict(sources)
 
     # Saving
+
+    def _plan_saves(self, steps: Iterable[RequestStep]) -> None:
+        for step in steps:
+            self._guard(None, functools.partial(self._plan_save, step))
 
     def _plan_save(self, step: RequestStep) -> None:
         state = self._requests.setdefault(step.request.request_id, _Request())
@@ -908,7 +947,8 @@ class SchedulerHalf:
     def _named(self, namespace: Namespace) -> Namespace:
         if not self._epoch:
             return namespace
-        return dataclasses.replace(namespace, adapter=namespace.adapter + self._epoch)
+        adapter = hashlib.sha256(namespace.adapter.encode()).hexdigest()  # of any length it fits beside
+        return dataclasses.replace(namespace, adapter=f"{self._epoch} {adapter}")
 
     def _block_hashes(self, request: RequestView) -> list[bytes]:
         step = self._hashes_per_block
