@@ -12,6 +12,7 @@ import torch
 from grpc_proxy import Fault, Gate, GrpcProxy
 from support import GREEDY, PATIENT, EngineTest, answer, ids_of, kvtier, model_of, planted
 
+from kvtier.engines import transformers
 from kvtier.engines.transformers import CallReport, KvtierCache, Timeouts
 
 TOKENS = 100
@@ -211,6 +212,23 @@ class FaultsTest(EngineTest):
         self.assertIsInstance(again.failure, kvtier.ResourceExhausted)
         self.assertGreater(again.loaded_tokens, 0)
         self.assertLess(again.loaded_tokens, 1999)
+
+    def test_a_store_that_raises(self):
+        """Whatever it raises, the answer comes back, and is said not to be kept."""
+        def raising(*unused):
+            raise RuntimeError("no memory for the staging")
+        cache = self.cache(self.model, self.start().address)
+        with planted(transformers, "export_blocks", raising), \
+                self.assertLogs("kvtier.engines.transformers", "WARNING") as logged:
+            self.assert_failed(self.generate(cache), kvtier.Internal)
+            self.assertTrue(torch.isfinite(cache.prefill(self.ids).logits).all())
+            self.assert_failed(cache.last_call, kvtier.Internal)
+            with self.assertRaisesRegex(RuntimeError, "staging"):  # which has no answer to lose
+                cache.store(self.ids, self.model(input_ids=self.ids).past_key_values)
+        self.assertEqual(len(logged.output), 1)
+        self.assertIn("no memory for the staging", logged.output[0])
+        self.assertEqual(self.generate(cache).loaded_tokens, 0)
+        self.assert_hit(cache)
 
     def test_longer_than_the_daemon_allows(self):
         """INVALID_ARGUMENT while a prompt is served is no reason not to answer it."""

@@ -118,6 +118,29 @@ class IdentityTest(EngineTest):
             with self.subTest(what):
                 self.assert_none(self.cache(model, self.address))
 
+    def test_buffers_that_are_not_saved(self):
+        """Rotary frequencies changed in memory, with and without a revision that vouches for the weights."""
+        turned = copy.deepcopy(model_of())
+        turned.model.rotary_emb.inv_freq.mul_(0.25)
+        for named in ({}, {"name": "org/model", "revision": "r1"}):
+            with self.subTest(**named):
+                self.cache(model_of(), self.address, **named).prefill(self.ids)
+                self.assert_none(self.cache(turned, self.address, **named))
+                self.assert_all(self.cache(copy.deepcopy(model_of()), self.address, **named))
+
+    def test_names(self):
+        model = copy.deepcopy(model_of())
+        model.config._commit_hash, model.config._name_or_path = "abc", "org/model"
+        self.assertEqual(self.named(model), ("org/model", "abc"))
+        model.config._name_or_path = ""
+        self.assertEqual(self.named(model), ("LlamaForCausalLM", "abc"))
+        self.cache(model, self.address).prefill(self.ids)
+        self.assert_all(self.cache(model, self.address))
+
+    def named(self, model):
+        who = transformers_model.identity(model)
+        return who.name, who.revision
+
     def test_block_tokens(self):
         self.cache(model_of(), self.address).prefill(self.ids)
         with KvtierCache(model_of(), self.address, block_tokens=32) as other:

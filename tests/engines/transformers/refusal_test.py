@@ -129,7 +129,8 @@ class RefusedCalls(EngineTest):
             "input_ids: ": (self.ids[0], None),
             "input_ids: is a list": (self.ids.tolist(), None),
             "attention_mask: is a list": (self.ids, ones.tolist()),
-            "at least one token": (self.ids[:, :0], None),
+            "at least one row and one token": (self.ids[:, :0], None),
+            r"input_ids: \(0, 5\)": (self.ids[:0, :5], None),
             "must be integers": (self.ids.float(), None),
             "input_ids: -[0-9]+; must be at least 0": (self.ids - 600, None),
             "attention_mask: .* must be": (self.ids, ones[:, 1:]),
@@ -155,6 +156,27 @@ class RefusedCalls(EngineTest):
                 with self.assertRaisesRegex(ValueError, "client: is closed"):
                     entry(self.ids)
 
+    def test_mask_values(self):
+        """The model adds the mask up to positions: with another value it would store, under the name of the
+        plain prompt, KV of other positions."""
+        ones = torch.ones_like(self.ids)
+        later = ones.clone()
+        later[0, 20:] = 5
+        wrong = {"2": 2 * ones, "0.5": 0.5 * ones, "-1": -ones, "5": later, "nan": ones * float("nan"),
+                 "255": torch.full_like(ones, 255, dtype=torch.uint8)}
+        for value, mask in wrong.items():
+            for entry in (self.made.generate, self.made.prefill, self.made.load):
+                with self.subTest(value, entry=entry.__name__), \
+                        self.assertRaisesRegex(ValueError, f"attention_mask: {value}; must be 0, where"):
+                    entry(self.ids, mask)
+        self.made.load(self.ids)
+        self.assert_served(self.made, 0)
+        expected = answer(self.model, self.ids)
+        for dtype in (torch.bool, torch.uint8, torch.int64, torch.float32, torch.bfloat16):
+            with self.subTest(dtype=dtype):
+                self.assertTrue(torch.equal(self.made.generate(self.ids, ones.to(dtype), **GREEDY), expected))
+        self.assert_served(self.made, 32)
+
     def test_padding_without_a_mask(self):
         model = copy.deepcopy(self.model)
         model.generation_config.pad_token_id = int(self.ids[0, 5])
@@ -176,6 +198,40 @@ class RefusedCalls(EngineTest):
         model._hf_peft_config_loaded = True
         with self.assertRaisesRegex(ValueError, "namespace.adapter"):
             cache.prefill(self.ids)
+
+    def test_changed_after_construction(self):
+        """Refused before anything is computed, for a prompt that is held and one that is not."""
+        def drop_layer(model):
+            model.model.layers.pop(-1)
+            model.config.num_hidden_layers = 1
+        changes = {"bfloat16": lambda model: model.to(torch.bfloat16),
+                   "float64": lambda model: model.double(),
+                   "gone": drop_layer, "600": lambda model: model.resize_token_embeddings(600)}
+        for seen, change in changes.items():
+            model = copy.deepcopy(self.model)
+            cache = self.cache(model, self.made._client)
+            cache.prefill(self.ids)
+            change(model)
+            for ids in (self.ids, ids_of("new", 40)):
+                for entry in (cache.generate, cache.prefill, cache.load):
+                    with self.subTest(seen, entry=entry.__name__), \
+                            self.assertRaisesRegex(ValueError, f"model: its parameter .*{seen}.*, and was "):
+                        entry(ids)
+        self.made.prefill(self.ids)
+        self.assert_served(self.made, 32)
+
+    def test_one_adapter_more(self):
+        """Parameters that an adapter adds, and the names it gives to those it wraps, are no change."""
+        model = copy.deepcopy(self.model)
+        cache = self.cache(model, self.made._client, namespace=kvtier.Namespace(adapter="lora@1"))
+        attention = model.model.layers[0].self_attn
+        wrapped = torch.nn.Module()
+        wrapped.base_layer, wrapped.lora = attention.k_proj, torch.nn.Linear(2, 2)
+        wrapped.forward = wrapped.base_layer.forward
+        attention.k_proj = wrapped
+        cache.prefill(self.ids)
+        cache.prefill(self.ids)
+        self.assert_served(cache, 32)
 
     def test_defaults_of_the_model_count(self):
         """generate takes from the model's own settings what the caller's leave open; so must the check."""

@@ -25,8 +25,9 @@ prefixes, or call once for each.
 
 Failures. A daemon that is dead, slow, full or wrong is a miss: the model computes, `last_call.failure`
 says why, a warning is logged when it begins. It costs at most `Timeouts`, all rows together; after a
-failure nothing more is tried in that call. What is raised is the caller's mistake: ValueError from the
-arguments, UnsupportedModel and kvtier.InvalidArgument from the constructor.
+failure nothing more is tried in that call. Once the model has answered, nothing that goes wrong with the
+store is raised: generate and prefill return the answer. What is raised is the caller's mistake:
+ValueError from the arguments, UnsupportedModel and kvtier.InvalidArgument from the constructor.
 
 Refused at construction: encoder-decoders, sliding windows, recurrent layers, latent attention (MLA),
 quantised caches, models on several devices, models in training mode, rope types that depend on the
@@ -51,7 +52,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 import kvtier
 from kvtier.engines.transformers_model import (KvShape, UnsupportedModel, cache_name, has_adapters, identity,
-                                               kv_shape)
+                                               kv_shape, parameter_forms)
 
 __all__ = ["CallReport", "KvtierCache", "Prefill", "Timeouts", "UnsupportedModel"]
 
@@ -158,7 +159,8 @@ class KvtierCache:
     prefill_tokens_per_second: what this model computes; then blocks that are slower to load than to compute,
         by what loads took lately, are computed. 0: unknown, all are loaded.
 
-    The weights must stay as they are while it is in use. A daemon that is not there yet is tried again
+    The weights must stay as they are while it is in use; another dtype or shape is refused at the next
+    call, other values of the same are not noticed. A daemon that is not there yet is tried again
     at each call. Raises: UnsupportedModel, ValueError, kvtier.InvalidArgument.
     """
 
@@ -176,6 +178,7 @@ class KvtierCache:
         self._check_adapter()
         self._shape = kv_shape(model)
         self._cache_name = cache_name(model)
+        self._forms = parameter_forms(model)
         self._spec = _spec(model, self._shape, block_tokens, name, revision)
         self._model_id = self._spec.id()
         self._registered = False
@@ -219,8 +222,9 @@ class KvtierCache:
         """model.generate(input_ids, attention_mask=..., **arguments), from kvtier's KV.
 
         input_ids: integers [batch, tokens], padded in front. attention_mask: the same shape, 0 where
-        padded; without one nothing is padding. Stores after the last token, so a streamer sees the first
-        one before. Raises: ValueError for what the module's docstring refuses, naming the argument.
+        padded, else 1 (or False and True); without one nothing is padding. Stores after the last token, so a
+        streamer sees the first one before. Raises: ValueError for what the module's docstring refuses,
+        naming the argument.
         """
         self._check_arguments(arguments)
         rows, mask = self._begin(input_ids, attention_mask)
@@ -230,9 +234,10 @@ class KvtierCache:
             arguments[self._cache_name] = loaded.cache
             output = self._model.generate(input_ids, attention_mask=mask, **arguments)
         report.prefill_positions, report.decode_positions = counter.first, counter.rest
-        sequences = output if isinstance(output, torch.Tensor) else output.sequences
-        rows = _grown(rows, sequences, loaded.cache.get_seq_length())
-        self._store(rows, loaded.held, loaded.cache, report)
+        with self._answered(report):
+            sequences = output if isinstance(output, torch.Tensor) else output.sequences
+            rows = _grown(rows, sequences, loaded.cache.get_seq_length())
+            self._store(rows, loaded.held, loaded.cache, report)
         return output
 
     def prefill(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, *,
@@ -249,7 +254,8 @@ class KvtierCache:
             inputs[self._cache_name] = loaded.cache
             output = self._model(**inputs, use_cache=True)
         report.prefill_positions = counter.first
-        self._store(rows, loaded.held, loaded.cache, report)
+        with self._answered(report):
+            self._store(rows, loaded.held, loaded.cache, report)
         return Prefill(loaded.cache, output.logits[:, -logits_to_keep:])
 
     def load(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> DynamicCache:
@@ -287,8 +293,20 @@ class KvtierCache:
         if torch.is_autocast_enabled(self._model.device.type):
             raise ValueError("autocast: is on, and changes the KV; load the model in the dtype it should "
                              "run in")
+        self._check_forms()
         rows = _rows(input_ids, attention_mask, _pad_token(self._model.generation_config))
-        return rows, torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        # Positions are sums over the mask, so it has a dtype that can hold them.
+        return rows, torch.ones_like(input_ids) if attention_mask is None else attention_mask.long()
+
+    def _check_forms(self) -> None:
+        """Whether KV of this model still has the shape and the meaning that it was registered with."""
+        now = parameter_forms(self._model)
+        if now == self._forms:
+            return
+        for name, form in self._forms.items():
+            if now.get(name) != form:
+                raise ValueError(f"model: its parameter {name} is {now.get(name, 'gone')}, and was {form} "
+                                 "when this KvtierCache was made; make another one for the changed model")
 
     def _check_adapter(self) -> None:
         if has_adapters(self._model) and not self._namespace.adapter:
@@ -424,6 +442,15 @@ class KvtierCache:
             if phase in self._failing:
                 self._failing.remove(phase)
                 _log.info("kvtier works again")
+
+    @contextlib.contextmanager
+    def _answered(self, report: CallReport) -> Iterator[None]:
+        """For what follows the answer, which must not be lost, whatever is raised inside."""
+        try:
+            yield
+        except Exception as error:
+            _log.debug("the store raised", exc_info=True)
+            self._failed(report, _STORE, kvtier.Internal(f"the store raised {type(error).__name__}: {error}"))
 
     def _failed(self, report: CallReport, phase: str, error: kvtier.Error) -> None:
         report.failure = error
@@ -571,9 +598,9 @@ def _rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad_toke
     for name, value in (("input_ids", input_ids), ("attention_mask", attention_mask)):
         if not isinstance(value, torch.Tensor) and not (value is None and name == "attention_mask"):
             raise ValueError(f"{name}: is a {type(value).__name__}; must be a tensor [batch, tokens]")
-    if input_ids.dim() != 2 or input_ids.shape[1] == 0 or input_ids.is_floating_point():
+    if input_ids.dim() != 2 or input_ids.numel() == 0 or input_ids.is_floating_point():
         raise ValueError(f"input_ids: {tuple(input_ids.shape)} of {input_ids.dtype}; must be integers "
-                         "[batch, tokens], at least one token")
+                         "[batch, tokens], at least one row and one token")
     ids = input_ids.cpu().numpy()
     if ids.min() < 0:
         raise ValueError(f"input_ids: {ids.min()}; must be at least 0")
@@ -582,11 +609,15 @@ def _rows(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad_toke
             raise ValueError(f"attention_mask: is None, but input_ids has pad tokens ({pad_token}); must say "
                              "which are padding")
         return [_Row(0, row.astype(numpy.uint32)) for row in ids]
-    mask = attention_mask.cpu().numpy()
-    if mask.shape != ids.shape:
-        raise ValueError(f"attention_mask: {mask.shape}; must be {ids.shape}, as input_ids")
+    if attention_mask.shape != input_ids.shape:
+        raise ValueError(f"attention_mask: {tuple(attention_mask.shape)}; must be {ids.shape}, as input_ids")
+    # The model counts positions by adding the mask up: with any other value they, and the KV, were wrong.
+    ones = attention_mask == 1
+    others = attention_mask[~ones & (attention_mask != 0)]
+    if others.numel():
+        raise ValueError(f"attention_mask: {others[0].item()}; must be 0, where padded, or 1")
     rows = []
-    for index, (row, real) in enumerate(zip(ids, mask != 0)):
+    for index, (row, real) in enumerate(zip(ids, ones.cpu().numpy())):
         pad = int((~real).sum())
         if pad == len(real) or not real[pad:].all():
             raise ValueError(f"attention_mask: row {index} must be zeros in front, then ones to the end")

@@ -149,6 +149,12 @@ def has_adapters(model: transformers.PreTrainedModel) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False) or getattr(model, "peft_config", None))
 
 
+def parameter_forms(model: transformers.PreTrainedModel) -> dict[str, str]:
+    """Dtype and shape of each parameter, by its name as it is without adapters."""
+    return {name.replace(".base_layer.", "."): f"{parameter.dtype} {tuple(parameter.shape)}"
+            for name, parameter in model.named_parameters()}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
     """name, revision and layout_fingerprint of the model's kvtier.ModelSpec."""
@@ -162,14 +168,17 @@ def identity(model: transformers.PreTrainedModel, name: str = "", revision: str 
     """Equal for two models only when their KV means the same.
 
     The weights are known by `revision`, else by the hub's commit, else by a digest of all their bytes
-    (seconds for a large model). A sample of each tensor counts in any case, so a model that was
-    fine-tuned, merged or edited in memory is another one. What else counts: class, config, transformers'
-    version, and an attention implementation that is not known to be exact. Batch size, device, and
-    eager or sdpa or flash attention do not: they change rounding, not meaning.
+    (seconds for a large model). A revision or commit vouches for them: beside it only a sample of each
+    tensor is looked at, at most some hundred elements, which tells a fine-tuned or merged model and may
+    miss an edit of a few. Buffers count too, also those that are not saved (rotary frequencies, to the last
+    bit). What else counts: class, config, transformers' version, and an attention implementation that is
+    not known to be exact. Batch size, device, and eager or sdpa or flash attention do not: they change
+    rounding, not meaning. Not seen: what was changed in the model's code, its hooks, or numbers that its
+    modules took from the config when they were made (a scaling, an epsilon); name such a model otherwise.
     """
     commit = getattr(model.config, "_commit_hash", None) or ""
     if not name:
-        name = model.config._name_or_path if commit else type(model).__name__
+        name = (commit and model.config._name_or_path) or type(model).__name__
     if not revision:
         revision = commit or "weights-xxh3:" + weights_digest(model)
     config = {key: value for key, value in model.config.to_dict().items() if key not in _WITHOUT_EFFECT}
@@ -187,9 +196,11 @@ def identity(model: transformers.PreTrainedModel, name: str = "", revision: str 
 
 
 def weights_digest(model: transformers.PreTrainedModel, sample: bool = False) -> str:
-    """XXH3-128, in hex, of every tensor's name, dtype, shape and bytes, or of a few hundred elements."""
+    """XXH3-128, in hex, of the name, dtype, shape and bytes, or a few hundred elements, of every tensor:
+    parameters and buffers, also those that are not saved with the model."""
     digest = xxhash.xxh3_128()
-    for name, tensor in sorted(model.state_dict().items()):
+    tensors = {**model.state_dict(), **dict(model.named_buffers(remove_duplicate=False))}
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         flat = tensor.detach().reshape(-1)
         if sample:
