@@ -28,7 +28,8 @@ SEED = int(os.environ.get("KVTIER_SEED", time.time_ns() % 1_000_000))
 STEPS = int(os.environ.get("KVTIER_STEPS", "1000"))
 FAMILIES = 6         # of prompts that begin alike
 WAITING_AT_MOST = 6  # requests of an engine
-CLIENT = kvtier.ClientOptions(breaker=kvtier.BreakerOptions(first_backoff=0.01, longest_backoff=0.05))
+SHARING = kvtier.ClientOptions(breaker=kvtier.BreakerOptions(first_backoff=0.01, longest_backoff=0.05))
+NOT_SHARING = dataclasses.replace(SHARING, shared_memory=False)  # what the proxies do to payload reaches it
 # Short leases: one whose release a fault has eaten ends by itself.
 SCHEDULER = paged.SchedulerOptions(lookup_budget=0.1, lease_seconds=3)
 WORKER = paged.WorkerOptions(load_budget=0.3, save_budget=0.3)
@@ -53,10 +54,11 @@ class Life:
                                       "blocks_loaded", "blocks_failed", "blocks_saved"), 0)
 
     def new_engine(self, number):
-        """The second one has a prefix cache of its own, and loads and saves within its steps."""
+        """The second one has a prefix cache of its own, loads and saves within its steps, and over gRPC; the
+        first one through shared memory."""
         worker = dataclasses.replace(WORKER, inline=number == 1)
         return self.rig.engine(self.planted, slots=24, local_cache=number == 1, scheduler=SCHEDULER,
-                               worker=worker, client=CLIENT)
+                               worker=worker, client=NOT_SHARING if number == 1 else SHARING)
 
     def event(self):
         number = self.rng.randrange(self.ENGINES)
@@ -102,7 +104,7 @@ class Life:
 
     def fault(self):
         rng = self.rng
-        method = rng.choice(("Lookup", "Fetch", "Store", "Release", "*"))
+        method = rng.choice(("Lookup", "Fetch", "Store", "FetchShared", "StoreShared", "Release", "*"))
         kind = rng.choice(({"delay": rng.uniform(0, 0.05)}, {"delay": 0.2}, {"drop": True},
                            {"refuse": rng.choice(CODES)}, {"flip": rng.randint(0, 1)},
                            {"cut": rng.randint(0, 1)}))

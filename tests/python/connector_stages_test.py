@@ -3,6 +3,7 @@
 As in connector_faults_test.py each scenario holds for the connector, and fails without the protection.
 Stages are reached by gates in the proxy, never by waiting a while.
 """
+import dataclasses
 import itertools
 import pathlib
 import sys
@@ -24,7 +25,9 @@ from kvtier.engines import paged  # noqa: E402
 LARGE = Shape(row_bytes=16 << 10)  # parts of 512 KiB: two in a message
 FOREVER = 600.0
 BRISK = kvtier.ClientOptions(
-    lookup_deadline=10.0, breaker=kvtier.BreakerOptions(first_backoff=0.01, longest_backoff=0.05))
+    lookup_deadline=10.0, breaker=kvtier.BreakerOptions(first_backoff=0.01, longest_backoff=0.05),
+    shared_memory=False)
+BRISK_AND_SHARING = dataclasses.replace(BRISK, shared_memory=True)
 
 
 def steps_until(engine, condition, most=20_000):
@@ -234,11 +237,11 @@ class Reset(ConnectorCase):
 
 
 class Restarts(ConnectorCase):
-    def restart_at(self, method, point, flags=(), kill=True):
+    def restart_at(self, method, point, flags=(), kill=True, client=BRISK):
         """The daemon ends while a call of a method stands at a gate."""
         with Rig("--ram-bytes", "32MiB", *flags, shape=LARGE) as rig:
             rig.run(FakeRequest("first", tokens_of(1, 8 * BLOCK + 1)))
-            with rig.engine(client=BRISK) as engine:
+            with rig.engine(client=client) as engine:
                 gate = Gate()
                 engine.inject(Fault(method, **{point: gate}, times=1))
                 request = engine.add(FakeRequest("r", tokens_of(1, 8 * BLOCK + 1) + tokens_of(2, 40)))

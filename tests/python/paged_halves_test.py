@@ -45,10 +45,10 @@ class ScriptedClient:
         self.leases += 1
         number = self.leases
         runs = (kvtier.TierSpan(kvtier.Tier.RAM, 1, 0.0), kvtier.TierSpan(kvtier.Tier.SSD, blocks - 1, 0.0))
-        lease = types.SimpleNamespace(detach=lambda: number)
+        lease = types.SimpleNamespace(detach=lambda: number, end=None)
         return types.SimpleNamespace(blocks=blocks, lease=lease, runs=runs, failure=None)
 
-    def fetch_into(self, lease_id, buffers, *, first_block, part, timeout):
+    def fetch_into(self, lease_id, buffers, *, first_block, part, lease_end, timeout):
         self.go_on.wait(LONG)
         self.fetched.append(lease_id)
         return kvtier.FetchReport([True] * len(buffers), len(buffers))

@@ -32,7 +32,9 @@ from kvtier.engines import paged  # noqa: E402
 
 PATIENCE_SECONDS = 30
 IDLE_WAIT = 0.01
-PATIENT = kvtier.ClientOptions(lookup_deadline=10.0)
+# What the proxies do to payload they do to gRPC's.
+PATIENT = kvtier.ClientOptions(lookup_deadline=10.0, shared_memory=False)
+SHARING = kvtier.ClientOptions(lookup_deadline=10.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -208,13 +208,15 @@ def _check_limits(field: str, value: float, least: float, most: float) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Fetch blocks [first_block, first_block + len(block_ids)) of a lease into these block ids."""
+    """Fetch blocks [first_block, first_block + len(block_ids)) of a lease into these block ids. lease_end: when
+    it ends, in seconds of ``time.monotonic``; a worker that is told may read the daemon's shared memory."""
 
     job_id: int
     request_id: str
     lease_id: int
     first_block: int
     block_ids: tuple[int, ...]
+    lease_end: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -523,7 +525,8 @@ class _Answer:
     told: match() has said what came of it.
     """
 
-    __slots__ = ("deadline", "asked_at", "done", "failed", "told", "blocks", "asked_blocks", "lease_id", "runs")
+    __slots__ = ("deadline", "asked_at", "done", "failed", "told", "blocks", "asked_blocks", "lease_id",
+                 "lease_end", "runs")
 
     def __init__(self, now: float, budget: float, asked_blocks: int) -> None:
         self.asked_at = now
@@ -534,6 +537,7 @@ class _Answer:
         self.told = False
         self.blocks = 0
         self.lease_id = NO_LEASE
+        self.lease_end: float | None = None
         self.runs: Sequence[TierSpan] = ()
 
 
@@ -763,6 +767,7 @@ class SchedulerHalf:
         if answer.done or left <= 0:
             return
         blocks, lease_id, failed = 0, NO_LEASE, True
+        lease_end: float | None = None
         runs: Sequence[TierSpan] = ()
         try:
             prompt = Prompt(self._model.registered().id, engine_hashes=hashes, namespace=namespace)
@@ -771,6 +776,7 @@ class SchedulerHalf:
             if failed:
                 self._once.warn("lookup", "lookup failed, taken for a miss: %s", found.failure)
             if found.lease:
+                lease_end = found.lease.end
                 blocks, lease_id, runs = found.blocks, found.lease.detach(), found.runs
         except Exception as error:
             self._once.warn(f"lookup {type(error)}", "lookup failed, taken for a miss: %s", error,
@@ -778,7 +784,8 @@ class SchedulerHalf:
         with self._answered:
             late, answer.done = answer.done, True
             if not late:
-                answer.failed, answer.blocks, answer.lease_id, answer.runs = failed, blocks, lease_id, runs
+                answer.failed, answer.blocks, answer.runs = failed, blocks, runs
+                answer.lease_id, answer.lease_end = lease_id, lease_end
                 self._answered.notify_all()
         if late:
             self._release_now(lease_id, 0)
@@ -827,7 +834,8 @@ class SchedulerHalf:
                             "as many block ids of 0 or more: %s", request_id, external_blocks, first, targets)
             self._release(lease_id, 0)
             lease_id = NO_LEASE
-        job = LoadJob(next(self._job_ids), request_id, lease_id, first, targets)
+        lease_end = answer.lease_end if answer is not None else None
+        job = LoadJob(next(self._job_ids), request_id, lease_id, first, targets, lease_end)
         if answer is not None:
             answer.lease_id = NO_LEASE
         state.loading = job.job_id
@@ -1126,7 +1134,8 @@ class WorkerHalf:
                 break
             block_ids = job.block_ids[at:at + step]
             report = self._client.fetch_into(job.lease_id, self._pages.targets(block_ids),
-                                             first_block=job.first_block + at, part=self._part, timeout=left)
+                                             first_block=job.first_block + at, part=self._part,
+                                             lease_end=job.lease_end, timeout=left)
             self._pages.written(block_ids[:report.leading], mark)
             verified += report.leading
             if report.failure is not None:

@@ -124,10 +124,11 @@ class KvtierConnector(compat.KVConnectorBase_V1):
         spec = compat.model_spec(vllm_config, kv_cache_config, settings.revision)
         model = ModelHandle(self._client, spec)
         self._half: _Scheduler | _Worker
+        # Also in a worker: its client learns of shared memory by this.
+        missing = model.connect()
         if role == compat.KVConnectorRole.SCHEDULER:
             for warning in warnings:
                 logger.warning("%s", warning)
-            missing = model.connect()
             if missing is not None:
                 logger.warning("no kvtierd at %s yet: vLLM runs without it and tries again (%s)",
                                settings.address, missing)
