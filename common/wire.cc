@@ -209,6 +209,8 @@ class MessageDecoder {
   bool Store(StoreRequest* out);
   bool FetchedPieces(PieceList* out);
   bool LookupReply(LookupResponse* out);
+  bool FetchShared(FetchSharedRequest* out);
+  bool StoreShared(StoreSharedRequest* out);
 
   absl::Status Result(bool ok) const {
     if (ok) return absl::OkStatus();
@@ -259,6 +261,8 @@ class MessageDecoder {
   bool HeaderMessage(StoreHeader* out);
   bool PieceMessage(PieceList* out);
   bool Payload(PieceList* list, PieceList::Entry* entry);
+  bool SessionId(std::string* out);
+  bool Payload(StoreSharedRequest* out);
   bool Run(LookupResponse* out);
   bool GroupBlocks(LookupResponse* out);
 
@@ -567,6 +571,74 @@ bool MessageDecoder::Payload(PieceList* list, PieceList::Entry* entry) {
   return true;
 }
 
+bool MessageDecoder::SessionId(std::string* out) {
+  if (!Bytes("session_id", kSessionIdBytes, out)) return false;
+  if (out->empty() || out->size() == kSessionIdBytes) return true;
+  return Over("session_id", out->size(), kSessionIdBytes, " bytes");
+}
+
+bool MessageDecoder::FetchShared(FetchSharedRequest* out) {
+  return Fields([&](uint32_t tag) {
+    uint64_t value;
+    switch (tag) {
+      case Tag(1, kLengthDelimited):
+        return SessionId(&out->session_id);
+      case Tag(2, kFixed64):
+        return reader_.ReadFixed(&out->lease_id);
+      case Tag(3, kVarint):
+        return reader_.ReadVarint32(&out->first_block);
+      case Tag(4, kVarint):
+        return reader_.ReadVarint32(&out->last_block);
+      case Tag(5, kLengthDelimited):
+        return PartMessage(&out->part);
+      case Tag(6, kVarint):
+        if (!reader_.ReadVarint64(&value)) return false;
+        out->allow_gaps = value != 0;
+        return true;
+      default:
+        return reader_.SkipField(tag);
+    }
+  });
+}
+
+bool MessageDecoder::StoreShared(StoreSharedRequest* out) {
+  return Fields([&](uint32_t tag) {
+    uint64_t value;
+    switch (tag) {
+      case Tag(1, kLengthDelimited):
+        return SessionId(&out->session_id);
+      case Tag(2, kLengthDelimited):
+        out->has_header = true;
+        return HeaderMessage(&out->header);
+      case Tag(3, kLengthDelimited):
+        return Payload(out);
+      case Tag(4, kVarint):
+        if (!reader_.ReadVarint64(&value)) return false;
+        out->unverified = value != 0;
+        return true;
+      default:
+        return reader_.SkipField(tag);
+    }
+  });
+}
+
+bool MessageDecoder::Payload(StoreSharedRequest* out) {
+  if (out->payloads.size() == limits_.pieces) {
+    return Over("payloads", out->payloads.size() + 1, limits_.pieces, " elements");
+  }
+  SharedPayload& payload = out->payloads.emplace_back();
+  return Embedded([&](uint32_t tag) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        return reader_.ReadVarint64(&payload.offset);
+      case Tag(2, kFixed64):
+        return reader_.ReadFixed(&payload.checksum);
+      default:
+        return reader_.SkipField(tag);
+    }
+  });
+}
+
 bool MessageDecoder::Run(LookupResponse* out) {
   TierRun& run = out->runs.emplace_back();
   return Embedded([&](uint32_t tag) {
@@ -624,6 +696,20 @@ absl::Status DecodeLookupResponse(Slices slices, LookupResponse* out) {
   const Limits limits;
   MessageDecoder decoder(slices, limits);
   return decoder.Result(decoder.LookupReply(out));
+}
+
+absl::Status DecodeFetchSharedRequest(Slices slices, const Limits& limits,
+                                      FetchSharedRequest* out) {
+  *out = FetchSharedRequest();
+  MessageDecoder decoder(slices, limits);
+  return decoder.Result(decoder.FetchShared(out));
+}
+
+absl::Status DecodeStoreSharedRequest(Slices slices, const Limits& limits,
+                                      StoreSharedRequest* out) {
+  *out = StoreSharedRequest();
+  MessageDecoder decoder(slices, limits);
+  return decoder.Result(decoder.StoreShared(out));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -811,6 +897,22 @@ std::string EncodeLookupResponse(const LookupResponse& response) {
     AppendVarint(&out, Tag(5, kLengthDelimited));
     AppendVarint(&out, bytes);
     for (uint32_t blocks : response.group_blocks) AppendVarint(&out, blocks);
+  }
+  return out;
+}
+
+std::string EncodeFetchSharedResponse(std::span<const SharedBlock> blocks) {
+  std::string out;
+  std::string body;
+  for (const SharedBlock& block : blocks) {
+    body.clear();
+    AppendNumber(&body, 1, block.block);
+    AppendNumber(&body, 2, block.status);
+    AppendFixed64(&body, 3, block.checksum);
+    AppendNumber(&body, 4, block.region);
+    AppendNumber(&body, 5, block.offset);
+    AppendNumber(&body, 6, block.bytes);
+    AppendMessage(&out, 1, body);
   }
   return out;
 }

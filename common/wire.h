@@ -31,8 +31,10 @@ struct Limits {
   uint64_t engine_hashes = 65'536;             // per message
   uint64_t media_spans = 4'096;                // per message
   uint64_t payload_bytes = uint64_t{1} << 20;  // per message, over all pieces
-  uint64_t pieces = 4'096;                     // per message
+  uint64_t pieces = 4'096;                     // per message; payloads of a StoreSharedRequest, too
 };
+
+inline constexpr size_t kSessionIdBytes = 16;  // of shared memory
 
 using Slices = std::span<const std::string_view>;
 
@@ -87,6 +89,7 @@ struct StoreHeader {
 
 inline constexpr uint32_t kBlockStatusOk = 1;  // kvtier.v1.BlockStatus
 inline constexpr uint32_t kBlockStatusMiss = 2;
+inline constexpr uint32_t kBlockStatusNotShared = 3;
 
 struct Piece {
   uint32_t block = 0;
@@ -124,6 +127,38 @@ struct StoreRequest {
   PieceList pieces;
 };
 
+struct FetchSharedRequest {
+  std::string session_id;  // empty, or of kSessionIdBytes
+  uint64_t lease_id = 0;
+  uint32_t first_block = 0;
+  uint32_t last_block = 0;
+  Part part;
+  bool allow_gaps = false;
+};
+
+struct SharedPayload {
+  uint64_t offset = 0;  // not validated
+  uint64_t checksum = 0;
+};
+
+struct StoreSharedRequest {
+  std::string session_id;  // as above
+  bool has_header = false;
+  StoreHeader header;
+  std::vector<SharedPayload> payloads;
+  bool unverified = false;
+};
+
+// Of a FetchSharedResponse.
+struct SharedBlock {
+  uint32_t block = 0;
+  uint32_t status = 0;
+  uint64_t checksum = 0;
+  uint64_t region = 0;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+
 struct TierRun {
   uint32_t tier = 0;  // kvtier.v1.Tier
   uint32_t blocks = 0;
@@ -143,6 +178,8 @@ absl::Status DecodeFetchRequest(Slices slices, const Limits& limits, FetchReques
 absl::Status DecodeStoreRequest(Slices slices, const Limits& limits, StoreRequest* out);
 absl::Status DecodeFetchResponse(Slices slices, const Limits& limits, PieceList* out);
 absl::Status DecodeLookupResponse(Slices slices, LookupResponse* out);
+absl::Status DecodeFetchSharedRequest(Slices slices, const Limits& limits, FetchSharedRequest* out);
+absl::Status DecodeStoreSharedRequest(Slices slices, const Limits& limits, StoreSharedRequest* out);
 
 // ---------------------------------------------------------------------------------------------
 // Writing. Values are written as given: validation is the reader's.
@@ -191,5 +228,6 @@ inline constexpr size_t kMaxPieceHead = 64;
 size_t EncodePieceHead(PieceField field, const Piece& piece, char* out);
 
 std::string EncodeLookupResponse(const LookupResponse& response);
+std::string EncodeFetchSharedResponse(std::span<const SharedBlock> blocks);
 
 }  // namespace kvtier::wire

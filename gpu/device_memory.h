@@ -15,7 +15,9 @@ namespace kvtier {
 struct Region {
   std::byte* base = nullptr;
   uint64_t bytes = 0;
-  int fd = -1;  // the memfd behind it, owned by the DeviceMemory; -1 where there is none
+  int fd = -1;      // the memfd behind it, owned by the DeviceMemory; -1 where there is none
+  uint64_t id = 0;  // of a region that others may map (gpu/shared_host_memory.h), never used again;
+                    // 0: they may not
 };
 
 // `from` and `to` are each a host address or an address within a Region of the same DeviceMemory.
@@ -70,8 +72,8 @@ class DeviceMemory {
   virtual std::string_view name() const = 0;
 };
 
-// Host memory in memfds (so that it can be shared and shrunk), populated when allocated. Each
-// region takes one file descriptor.
+// Host memory in memfds (so that it can be shrunk), populated when allocated. Each region takes one
+// file descriptor.
 std::unique_ptr<DeviceMemory> MakeHostMemory();
 
 // The CUDA device `ordinal`. UNAVAILABLE with the reason in one line when this binary was built

@@ -352,11 +352,17 @@ std::span<std::byte> SlotPool::Find(SlotId id) const {
           extent->stride - extent->slack[id.index]};
 }
 
-std::span<std::byte> SlotPool::Bytes(SlotId id) const {
-  const std::span<std::byte> bytes = Find(id);
-  KVTIER_CHECK(!bytes.empty());
-  return bytes;
+SlotPool::Place SlotPool::Locate(SlotId id) const {
+  MutexLock lock(mutex_);
+  const Extent* extent = FindTaken(id);
+  KVTIER_CHECK(extent != nullptr);
+  const uint64_t offset = id.index * extent->stride;
+  return {{extent->region.base + offset, extent->stride - extent->slack[id.index]},
+          extent->region.id,
+          offset};
 }
+
+std::span<std::byte> SlotPool::Bytes(SlotId id) const { return Locate(id).bytes; }
 
 void SlotPool::SetOwner(SlotId id, OwnerTag owner) {
   MutexLock lock(mutex_);

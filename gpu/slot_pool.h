@@ -90,7 +90,14 @@ class SlotPool {
   // for the device only where the pool is not prefaulted. REQUIRES: bytes > 0.
   Slot Allocate(uint64_t bytes) KVTIER_EXCLUDES(mutex_);
   void Free(SlotId id) KVTIER_EXCLUDES(mutex_);
+  // Where a slot lies. `offset` is that of its first byte in the region.
+  struct Place {
+    std::span<std::byte> bytes;
+    uint64_t region = 0;  // Region::id
+    uint64_t offset = 0;
+  };
   // Of a taken slot, exactly the bytes asked for. They stay where they are until it is freed.
+  Place Locate(SlotId id) const KVTIER_EXCLUDES(mutex_);
   std::span<std::byte> Bytes(SlotId id) const KVTIER_EXCLUDES(mutex_);
   // The same, but empty when `id` is no taken slot.
   std::span<std::byte> Find(SlotId id) const KVTIER_EXCLUDES(mutex_);

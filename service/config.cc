@@ -21,7 +21,8 @@ namespace {
 constexpr uint64_t kTiB = uint64_t{1} << 40;
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kHourMs = 3600 * 1000;
-constexpr size_t kMaxUnixPath = 107;  // sizeof(sockaddr_un::sun_path) - 1
+constexpr uint64_t kMaxUid = UINT32_MAX;  // itself means "none"
+constexpr size_t kMaxUnixPath = 107;      // sizeof(sockaddr_un::sun_path) - 1
 constexpr std::string_view kEnvironmentPrefix = "KVTIER_";
 // Of the kvtier command and of the tests: a shell that has them set can start kvtierd all the same.
 constexpr std::string_view kVariablesOfOthers[] = {"KVTIER_ADMIN", "KVTIER_SERVER",
@@ -78,6 +79,17 @@ const ConfigField kFields[] = {
      Unit::kMilliseconds, 0, kHourMs},
     {"executor-threads", &Config::executor_threads, "threads for work that may block", Unit::kNone,
      1, 256},
+    {"shared-memory", &Config::shared_memory,
+     "offer clients on this host shared memory, over a socket beside the first Unix socket of "
+     "listen; without one, or on a kernel that cannot, there is none"},
+    {"shared-memory-uids", &Config::shared_memory_uids,
+     "users, as numbers separated by commas, who may map RAM besides kvtierd's own and root; they "
+     "can read every block, of every tenant"},
+    {"shared-memory-sessions", &Config::shared_memory_sessions,
+     "clients that have shared memory at a time; more go over gRPC", Unit::kNone, 1, 4096},
+    {"shared-store-bytes", &Config::shared_store_bytes,
+     "memory through which one such client stores, on top of ram-bytes; taken as it is used",
+     Unit::kBytes, kMiB, kTiB / 1024},
     {"prefill-tokens-per-second", &Config::prefill_tokens_per_second,
      "prompt tokens that an engine computes per second, for engines that do not tell; shows what "
      "time the cache saves; 0: not known",
@@ -345,6 +357,16 @@ absl::Status FinishAddresses(Config* config) {
   return CheckAddress("metrics-listen", config->metrics_listen, false, insecure);
 }
 
+absl::Status CheckUids(const std::vector<std::string>& uids) {
+  for (const std::string& text : uids) {
+    const std::optional<uint64_t> uid = ParseNumber(text, Unit::kNone);
+    if (uid && *uid < kMaxUid) continue;
+    return absl::InvalidArgumentError(absl::StrCat("shared-memory-uids: '", text,
+                                                   "' is not allowed, must be 0 to ", kMaxUid - 1));
+  }
+  return absl::OkStatus();
+}
+
 struct Source {
   const char* name;
   std::string place;  // for errors
@@ -417,6 +439,7 @@ absl::StatusOr<CommandLine> ReadConfig(int argc, const char* const* argv,
   std::map<std::string, std::string> origin;
   KVTIER_RETURN_IF_ERROR(Apply(sources, &out.config, &origin));
   KVTIER_RETURN_IF_ERROR(FinishAddresses(&out.config));
+  KVTIER_RETURN_IF_ERROR(CheckUids(out.config.shared_memory_uids));
   if (flags.print_config) out.action = CommandLine::Action::kPrintConfig;
   for (const ConfigField& field : kFields) {
     const std::string name(field.name);
@@ -425,6 +448,18 @@ absl::StatusOr<CommandLine> ReadConfig(int argc, const char* const* argv,
         {name, FieldText(field, out.config), found == origin.end() ? "default" : found->second});
   }
   return out;
+}
+
+std::string SharedMemorySocket(const Config& config) {
+  constexpr std::string_view kUnix = "unix:";
+  constexpr std::string_view kSuffix = ".sock";
+  for (const std::string& address : config.listen) {
+    if (!address.starts_with(kUnix)) continue;
+    std::string path = address.substr(kUnix.size());
+    if (path.ends_with(kSuffix)) path.resize(path.size() - kSuffix.size());
+    return absl::StrCat(path, ".shm.sock");
+  }
+  return "";
 }
 
 std::string FormatSettings(const std::vector<EffectiveSetting>& settings) {

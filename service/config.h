@@ -44,6 +44,10 @@ struct Config {
   uint64_t stream_deadline_ms = 30000;
   uint64_t drain_ms = 7000;  // with a second or two for the rest, the stop takes less than 10 s
   uint64_t executor_threads = 4;
+  bool shared_memory = true;
+  std::vector<std::string> shared_memory_uids;  // decimal
+  uint64_t shared_memory_sessions = 64;
+  uint64_t shared_store_bytes = uint64_t{32} << 20;
   uint64_t prefill_tokens_per_second = 0;  // of engines that do not tell; 0: not known
 };
 
@@ -95,6 +99,10 @@ struct CommandLine {
 // address that is not loopback without insecure-listen.
 absl::StatusOr<CommandLine> ReadConfig(int argc, const char* const* argv,
                                        const std::vector<std::string>& environment);
+
+// Where shared memory is offered: beside the first Unix socket that `listen` has, X.sock giving
+// X.shm.sock. Empty without one.
+std::string SharedMemorySocket(const Config& config);
 
 // "name = value  # source" lines.
 std::string FormatSettings(const std::vector<EffectiveSetting>& settings);

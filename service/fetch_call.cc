@@ -88,42 +88,12 @@ class FetchCall::MessageBuilder {
   std::vector<grpc::Slice> slices_;
 };
 
-FetchCall* FetchCall::Start(ServiceCore* core, grpc::CallbackServerContext* context,
-                            const grpc::ByteBuffer& request) {
-  auto call = std::make_shared<FetchCall>(core, context);
-  const absl::Status begun = call->Begin(request);
-  {
-    MutexLock lock(call->mutex_);
-    call->self_ = call;
-    call->producing_ = false;
-    if (!begun.ok()) call->AbortLocked(begun);
-  }
-  call->Pump();
-  return call.get();
-}
-
-FetchCall::FetchCall(ServiceCore* core, grpc::CallbackServerContext* context)
-    : core_(core),
-      context_(context),
-      call_(core, Rpc::kFetch, context),
-      meter_(core->clock->Now()) {}
-
-absl::Status FetchCall::Begin(const grpc::ByteBuffer& request) {
-  std::string client;
-  {
-    MutexLock lock(mutex_);
-    deadline_ = call_.Deadline(core_->options.stream_deadline);
-    client = call_.ClientName();
-  }
-  KVTIER_RETURN_IF_ERROR(core_->registry->Open(shared_from_this(), client, deadline_));
+absl::StatusOr<std::unique_ptr<FetchSession>> FetchCall::Open(const grpc::ByteBuffer& request) {
   const MessageSlices message(request);
   wire::FetchRequest fetch;
   KVTIER_RETURN_IF_ERROR(wire::DecodeFetchRequest(message.views(), core_->options.limits, &fetch));
-  KVTIER_ASSIGN_OR_RETURN(session_, OpenSession(&fetch));
-  if (session_->fetch_clock() != nullptr) lease_time_.emplace(session_->fetch_clock());
   allow_gaps_ = fetch.allow_gaps;
-  block_ = session_->first();
-  return absl::OkStatus();
+  return OpenSession(&fetch);
 }
 
 // A prompt, when there is one, says which blocks are meant; a lease alone names those it pins.
@@ -145,102 +115,21 @@ absl::StatusOr<std::unique_ptr<FetchSession>> FetchCall::OpenSession(wire::Fetch
                                     part);
 }
 
-FetchCall::Step FetchCall::NextStep() {
-  MutexLock lock(mutex_);
-  if (finished_) return Step::kNone;
-  if (!aborted_ && has_ready_ && !writing_) {
-    outgoing_.Swap(&ready_);
-    ready_.Clear();
-    has_ready_ = false;
-    writing_ = true;
-    meter_.WriteBegins(ready_bytes_, core_->clock->Now());
-    finished_ = exhausted_ && status_.ok();
-    return finished_ ? Step::kWriteLast : Step::kWrite;
-  }
-  if (!aborted_ && !exhausted_ && !producing_ && !has_ready_) {
-    producing_ = true;
-    return Step::kProduce;
-  }
-  const bool over = aborted_ || (exhausted_ && !has_ready_);
-  if (!over || producing_ || writing_) return Step::kNone;
-  finished_ = true;
-  return Step::kFinish;
-}
-
-void FetchCall::Pump() {
-  const std::shared_ptr<FetchCall> keep = shared_from_this();
-  const grpc::WriteOptions options = grpc::WriteOptions().set_no_compression();
-  for (;;) {
-    switch (NextStep()) {
-      case Step::kNone:
-        return;
-      case Step::kWrite:
-        StartWrite(&outgoing_, options);
-        break;
-      case Step::kWriteLast: {
-        session_.reset();
-        grpc::Status ok;
-        {
-          MutexLock lock(mutex_);
-          ok = call_.End(absl::OkStatus());
-        }
-        core_->registry->FreePlace(this);
-        StartWriteAndFinish(&outgoing_, options, ok);
-        return;
-      }
-      case Step::kProduce:
-        if (WouldWait()) {
-          core_->executor->Run([keep] {
-            keep->Produce();
-            keep->Pump();
-          });
-          return;
-        }
-        Produce();
-        break;
-      case Step::kFinish:
-        Finish();
-        return;
-    }
-  }
-}
-
-void FetchCall::Finish() {
+void FetchCall::Drop() {
   view_.reset();
-  session_.reset();
-  grpc::Status status;
-  {
-    MutexLock lock(mutex_);
-    ready_.Clear();
-    status = call_.End(status_);
-  }
-  core_->registry->FreePlace(this);
-  ServerWriteReactor::Finish(std::move(status));
+  FetchStream::Drop();
 }
 
-bool FetchCall::WouldWait() const {
-  return !view_.has_value() && block_ < session_->last() && session_->WouldBlock(block_);
+bool FetchCall::Build(Message* message) {
+  MessageBuilder builder(core_->options.limits, &core_->lent);
+  const bool exhausted = Fill(&builder);
+  message->empty = builder.empty();
+  if (!builder.empty()) message->bytes = builder.Build();
+  message->from = builder.bytes_from();
+  return exhausted;
 }
 
-void FetchCall::Produce() {
-  MessageBuilder message(core_->options.limits, &core_->lent);
-  const bool exhausted = BuildMessage(&message);
-  grpc::ByteBuffer built;
-  if (!message.empty()) built = message.Build();
-  MutexLock lock(mutex_);
-  producing_ = false;
-  exhausted_ = exhausted;
-  if (exhausted && !aborted_) status_ = stop_;
-  has_ready_ = !message.empty() && !aborted_;
-  if (has_ready_) {
-    ready_.Swap(&built);
-    ready_bytes_ = message.bytes_from();
-  }
-}
-
-// Fills one message; what is ready is not held back by a block that would have to be waited for.
-// True when nothing is left to send.
-bool FetchCall::BuildMessage(MessageBuilder* message) {
+bool FetchCall::Fill(MessageBuilder* message) {
   while (!message->full()) {
     if (!view_.has_value()) {
       if (block_ == session_->last()) return true;
@@ -271,55 +160,6 @@ bool FetchCall::TakeBlock(MessageBuilder* message) {
   }
   message->AddMiss(block_ - 1);
   return allow_gaps_;
-}
-
-void FetchCall::AbortLocked(const absl::Status& status) {
-  if (aborted_ || finished_) return;
-  aborted_ = true;
-  status_ = status;
-}
-
-// What the peer does not read can be ended only by resetting the stream.
-void FetchCall::Expire() {
-  {
-    MutexLock lock(mutex_);
-    if (done_) return;
-    AbortLocked(absl::DeadlineExceededError("the call's deadline has passed"));
-    if (writing_) context_->TryCancel();
-  }
-  Pump();
-}
-
-void FetchCall::OnWriteDone(bool ok) {
-  {
-    MutexLock lock(mutex_);
-    writing_ = false;
-    meter_.WriteEnds(core_->clock->Now());
-    outgoing_.Clear();
-    if (!ok) AbortLocked(absl::CancelledError("the client has gone"));
-  }
-  Pump();
-}
-
-void FetchCall::OnCancel() {
-  {
-    MutexLock lock(mutex_);
-    AbortLocked(absl::CancelledError("the client has gone"));
-  }
-  Pump();
-}
-
-void FetchCall::OnDone() {
-  std::shared_ptr<FetchCall> self;
-  lease_time_.reset();
-  {
-    MutexLock lock(mutex_);
-    done_ = true;
-    self = std::move(self_);
-    if (writing_) meter_.WriteEnds(core_->clock->Now());  // of kWriteLast
-    if (!aborted_ && status_.ok()) core_->manager->speeds().Record(meter_);
-  }
-  core_->registry->Close(this);
 }
 
 }  // namespace kvtier

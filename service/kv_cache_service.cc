@@ -5,11 +5,14 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "common/check.h"
 #include "kvtier/v1/kvtier.grpc.pb.h"
 #include "service/call.h"
 #include "service/convert.h"
 #include "service/fetch_call.h"
+#include "service/fetch_shared_call.h"
+#include "service/shared_memory.h"
 #include "service/store_call.h"
 
 namespace kvtier {
@@ -19,7 +22,8 @@ constexpr double kMaxPrefillRate = 1e9;  // tokens per second
 
 template <typename Base>
 using WithRaw = v1::KvCache::WithRawCallbackMethod_Lookup<
-    v1::KvCache::WithRawCallbackMethod_Fetch<v1::KvCache::WithRawCallbackMethod_Store<Base>>>;
+    v1::KvCache::WithRawCallbackMethod_Fetch<v1::KvCache::WithRawCallbackMethod_Store<
+        v1::KvCache::WithRawCallbackMethod_FetchShared<Base>>>>;
 template <typename Base>
 using WithTyped = v1::KvCache::WithCallbackMethod_RegisterModel<
     v1::KvCache::WithCallbackMethod_Release<v1::KvCache::WithCallbackMethod_Renew<Base>>>;
@@ -116,7 +120,11 @@ class KvCacheService final : public WithRaw<WithTyped<v1::KvCache::Service>> {
                                    grpc::ByteBuffer* response) override;
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Fetch(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request) override {
-    return FetchCall::Start(&core_, context, *request);
+    return FetchStream::Start(std::make_shared<FetchCall>(&core_, context), *request);
+  }
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* FetchShared(
+      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
+    return FetchStream::Start(std::make_shared<FetchSharedCall>(&core_, context), *request);
   }
   grpc::ServerReadReactor<grpc::ByteBuffer>* Store(grpc::CallbackServerContext* context,
                                                    grpc::ByteBuffer* response) override {
@@ -130,7 +138,7 @@ class KvCacheService final : public WithRaw<WithTyped<v1::KvCache::Service>> {
                                   v1::RenewResponse* response) override;
 
  private:
-  absl::Status DoRegister(const ModelSpec& spec, TimePoint deadline,
+  absl::Status DoRegister(const ModelSpec& spec, TimePoint deadline, bool same_host,
                           v1::RegisterModelResponse* response);
   absl::Status DoLookup(const Call& call, const grpc::ByteBuffer& request,
                         grpc::ByteBuffer* response);
@@ -158,16 +166,17 @@ grpc::ServerUnaryReactor* KvCacheService::RegisterModel(grpc::CallbackServerCont
     return reactor;
   }
   const TimePoint deadline = call->Deadline(core_.options.unary_deadline);
-  core_.executor->Run(
-      [this, call, admission, reactor, deadline, spec = *std::move(spec), response]() mutable {
-        grpc::Status status = call->End(DoRegister(spec, deadline, response));
-        admission.reset();  // before the reply: who has it may find the service gone
-        reactor->Finish(std::move(status));
-      });
+  const bool same_host = absl::StartsWith(context->peer(), "unix");
+  core_.executor->Run([this, call, admission, reactor, deadline, same_host, spec = *std::move(spec),
+                       response]() mutable {
+    grpc::Status status = call->End(DoRegister(spec, deadline, same_host, response));
+    admission.reset();  // before the reply: who has it may find the service gone
+    reactor->Finish(std::move(status));
+  });
   return reactor;
 }
 
-absl::Status KvCacheService::DoRegister(const ModelSpec& spec, TimePoint deadline,
+absl::Status KvCacheService::DoRegister(const ModelSpec& spec, TimePoint deadline, bool same_host,
                                         v1::RegisterModelResponse* response) {
   if (core_.clock->Now() > deadline) {
     return absl::DeadlineExceededError("the call's deadline has passed");
@@ -188,6 +197,9 @@ absl::Status KvCacheService::DoRegister(const ModelSpec& spec, TimePoint deadlin
   response->set_block_bytes(BlockBytes(spec));
   response->set_layer_groups(GroupCount(spec));
   response->set_tensor_parallel(PartCount(spec) / GroupCount(spec));
+  if (same_host && core_.options.shared_memory != nullptr) {
+    response->set_shared_memory_socket(core_.options.shared_memory->socket_path());
+  }
   const ManagerStats stats = core_.manager->stats();
   for (const TierKind tier : kAllTiers) {
     if (!stats.tiers[static_cast<int>(tier)].on) continue;

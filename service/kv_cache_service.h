@@ -6,6 +6,7 @@
 //   Fetch   FetchSession -> views of slots -> message slices that keep them pinned -> one write in
 //           flight and one message ready
 //   Store   message slices -> copied once, into the slot, and hashed while in the cache -> Commit
+//   FetchShared, StoreShared   the same, with references into shared memory for payload
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,8 @@ class Service;
 
 namespace kvtier {
 
+class SharedMemory;
+
 struct ServiceOptions {
   wire::Limits limits;  // of request messages; Fetch keeps to payload_bytes and pieces too
   uint64_t max_part_bytes = uint64_t{64} << 20;
@@ -41,6 +44,7 @@ struct ServiceOptions {
   double prefill_tokens_per_second = 0;
   // Makes a registered model survive a restart; may block. Empty: it does not survive.
   std::function<absl::Status(const ModelSpec&)> save_model;
+  SharedMemory* shared_memory = nullptr;  // null: none is offered
   Recorder* recorder = nullptr;  // gets each Lookup that was answered; null: nothing is recorded
 };
 

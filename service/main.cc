@@ -102,6 +102,7 @@ int Main(int argc, char** argv) {
   const sigset_t stop_signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGIO, SIG_IGN);  // comes when somebody opens a memfd in the moment of the lease on it
 
   const std::vector<std::string> environment = [] {
     std::vector<std::string> out;

@@ -9,10 +9,19 @@
 
 namespace kvtier {
 
-enum class Rpc : uint8_t { kRegisterModel, kLookup, kFetch, kStore, kRelease, kRenew };
-inline constexpr int kRpcs = 6;
+enum class Rpc : uint8_t {
+  kRegisterModel,
+  kLookup,
+  kFetch,
+  kStore,
+  kRelease,
+  kRenew,
+  kFetchShared,
+  kStoreShared
+};
+inline constexpr int kRpcs = 8;
 inline constexpr std::array<std::string_view, kRpcs> kRpcNames = {
-    "RegisterModel", "Lookup", "Fetch", "Store", "Release", "Renew"};
+    "RegisterModel", "Lookup", "Fetch", "Store", "Release", "Renew", "FetchShared", "StoreShared"};
 
 // Status codes of gRPC and absl, which are the same numbers: 0 is OK.
 inline constexpr int kStatusCodes = 17;

@@ -18,6 +18,7 @@
 #include "service/kv_cache_service.h"
 #include "service/metrics_http.h"
 #include "service/recorder.h"
+#include "service/shared_memory.h"
 #include "storage/ssd_tier.h"
 
 namespace kvtier {
@@ -28,6 +29,9 @@ constexpr std::chrono::milliseconds kShutdownGrace(250);
 constexpr uint64_t kProgressSteps = 10;
 constexpr uint64_t kProgressFrom = uint64_t{4} << 30;  // smaller pools are there at once
 constexpr int kGpuOrdinal = 0;
+// What clients may keep of RAM that was given up, as a share of ram-bytes, before RAM takes no
+// more.
+constexpr uint64_t kRetiredShare = 4;
 constexpr uint64_t kMinSsdBytes = uint64_t{16} << 20;  // a few of its smallest segments
 constexpr size_t kMostModelCurves = 16;                // in the metrics
 constexpr char kDataService[] = "kvtier.v1.KvCache";
@@ -50,7 +54,8 @@ absl::Status CheckServable(const Config& config) {
 
 // The memory tiers and the devices below them.
 struct Tiers {
-  std::unique_ptr<DeviceMemory> host;
+  std::unique_ptr<SharedHostMemory> shared_host;  // null: RAM is not shared
+  std::unique_ptr<DeviceMemory> plain_host;       // null: it is
   std::unique_ptr<DeviceMemory> gpu_device;
   std::unique_ptr<MemoryTier> ram;
   std::unique_ptr<MemoryTier> gpu;
@@ -89,13 +94,44 @@ absl::StatusOr<std::unique_ptr<SsdTier>> OpenSsd(const Config& config, const std
   return tier;
 }
 
+bool WantsSharedMemory(const Config& config) {
+  if (!config.shared_memory || SharedMemorySocket(config).empty()) return false;
+  const absl::Status supported = SharedHostMemory::Supported();
+  if (supported.ok()) return true;
+  Log(LogLevel::kWarning, "shared memory is off, clients go over gRPC",
+      {{"reason", std::string(supported.message())}});
+  return false;
+}
+
+DeviceMemory* TakeHost(const Config& config, Tiers* tiers) {
+  if (!WantsSharedMemory(config)) {
+    tiers->plain_host = MakeHostMemory();
+    return tiers->plain_host.get();
+  }
+  tiers->shared_host = MakeSharedHostMemory(config.ram_bytes / kRetiredShare);
+  return tiers->shared_host.get();
+}
+
+// Null without memory that can be shared.
+absl::StatusOr<std::unique_ptr<SharedMemory>> StartSharedMemory(const Config& config,
+                                                                SharedHostMemory* memory) {
+  if (memory == nullptr) return nullptr;
+  SharedMemoryOptions options;
+  options.socket_path = SharedMemorySocket(config);
+  for (const std::string& uid : config.shared_memory_uids) {
+    options.uids.push_back(static_cast<uid_t>(std::stoul(uid)));
+  }
+  options.max_sessions = static_cast<uint32_t>(config.shared_memory_sessions);
+  options.store_region_bytes = config.shared_store_bytes;
+  return SharedMemory::Start(std::move(options), memory);
+}
+
 absl::StatusOr<Tiers> TakeTiers(const Config& config, const std::string& ssd_directory,
                                 const Clock* clock) {
   Tiers tiers;
   KVTIER_ASSIGN_OR_RETURN(tiers.ssd, OpenSsd(config, ssd_directory, clock));
-  tiers.host = MakeHostMemory();
-  KVTIER_ASSIGN_OR_RETURN(
-      tiers.ram, TakeTier("ram-bytes", TierKind::kRam, tiers.host.get(), config.ram_bytes));
+  DeviceMemory* const host = TakeHost(config, &tiers);
+  KVTIER_ASSIGN_OR_RETURN(tiers.ram, TakeTier("ram-bytes", TierKind::kRam, host, config.ram_bytes));
   if (config.gpu_bytes == 0) return tiers;
   absl::StatusOr<std::unique_ptr<DeviceMemory>> device = MakeCudaMemory(kGpuOrdinal);
   if (absl::IsUnavailable(device.status())) {
@@ -112,8 +148,10 @@ absl::StatusOr<Tiers> TakeTiers(const Config& config, const std::string& ssd_dir
   return tiers;
 }
 
-ServiceOptions DataServiceOptions(const Config& config, ModelStore* models, Recorder* recorder) {
+ServiceOptions DataServiceOptions(const Config& config, ModelStore* models,
+                                  SharedMemory* shared_memory, Recorder* recorder) {
   ServiceOptions options;
+  options.shared_memory = shared_memory;
   options.limits.tokens = config.max_tokens;
   options.limits.engine_hashes = config.max_engine_hashes;
   options.max_part_bytes = config.max_part_bytes;
@@ -166,7 +204,8 @@ class Daemon final : public Server {
  public:
   Daemon(const Config& config, std::vector<EffectiveSetting> settings,
          std::unique_ptr<const SteadyClock> clock, std::unique_ptr<DataDirectory> directory,
-         std::unique_ptr<ModelStore> models, Tiers tiers);
+         std::unique_ptr<ModelStore> models, Tiers tiers,
+         std::unique_ptr<SharedMemory> shared_memory);
   ~Daemon() override { Stop(); }
 
   // What the data directory holds: models, and blocks on SSD.
@@ -198,7 +237,8 @@ class Daemon final : public Server {
   const std::unique_ptr<DataDirectory> directory_;
   const std::unique_ptr<ModelStore> models_;
   Tiers tiers_;
-  const SsdTier* const ssd_;  // the manager's; null when off
+  const std::unique_ptr<SharedMemory> shared_memory_;  // null: none is offered
+  const SsdTier* const ssd_;                           // the manager's; null when off
   ThreadPool executor_;
   ThreadPool ssd_reader_;
   ThreadPool ssd_writer_;
@@ -222,13 +262,15 @@ class Daemon final : public Server {
 
 Daemon::Daemon(const Config& config, std::vector<EffectiveSetting> settings,
                std::unique_ptr<const SteadyClock> clock, std::unique_ptr<DataDirectory> directory,
-               std::unique_ptr<ModelStore> models, Tiers tiers)
+               std::unique_ptr<ModelStore> models, Tiers tiers,
+               std::unique_ptr<SharedMemory> shared_memory)
     : config_(config),
       clock_(std::move(clock)),
       started_(clock_->Now()),
       directory_(std::move(directory)),
       models_(std::move(models)),
       tiers_(std::move(tiers)),
+      shared_memory_(std::move(shared_memory)),
       ssd_(tiers_.ssd.get()),
       executor_(static_cast<int>(config.executor_threads)),
       ssd_reader_(ssd_ == nullptr ? 0 : static_cast<int>(config.ssd_read_threads)),
@@ -240,13 +282,14 @@ Daemon::Daemon(const Config& config, std::vector<EffectiveSetting> settings,
                std::move(tiers_.gpu), std::move(tiers_.ram), std::move(tiers_.ssd),
                ManagerExecutors{&executor_, &ssd_reader_, &ssd_writer_}, clock_.get()),
       registry_(static_cast<uint32_t>(config.max_streams_per_client), clock_.get()),
-      data_service_(MakeKvCacheService(DataServiceOptions(config, models_.get(), &recorder_),
-                                       &manager_, &registry_, &executor_, clock_.get(),
-                                       &rpc_stats_)),
+      data_service_(MakeKvCacheService(
+          DataServiceOptions(config, models_.get(), shared_memory_.get(), &recorder_), &manager_,
+          &registry_, &executor_, clock_.get(), &rpc_stats_)),
       admin_service_(MakeAdminContext(std::move(settings))),
       ticker_(std::in_place, kTick, [this] {
         manager_.Tick();
         registry_.Sweep();
+        if (shared_memory_ != nullptr) shared_memory_->Tick();
         ShowSsdHealth();
       }) {}
 
@@ -439,8 +482,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config,
                           ModelStore::Open(directory->PathOf("models")));
   auto clock = std::make_unique<const SteadyClock>();
   KVTIER_ASSIGN_OR_RETURN(Tiers tiers, TakeTiers(config, directory->PathOf("ssd"), clock.get()));
-  auto daemon = std::make_unique<Daemon>(config, std::move(settings), std::move(clock),
-                                         std::move(directory), std::move(models), std::move(tiers));
+  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<SharedMemory> shared_memory,
+                          StartSharedMemory(config, tiers.shared_host.get()));
+  auto daemon =
+      std::make_unique<Daemon>(config, std::move(settings), std::move(clock), std::move(directory),
+                               std::move(models), std::move(tiers), std::move(shared_memory));
   KVTIER_RETURN_IF_ERROR(daemon->Restore());
   KVTIER_RETURN_IF_ERROR(daemon->Listen());
   return std::unique_ptr<Server>(std::move(daemon));

@@ -28,6 +28,7 @@ class MemoryTier final : public Tier {
   // A filled slot becomes a location.
   Location Commit(Slot slot, uint64_t owner);
   std::span<std::byte> Bytes(Location location) const;
+  SlotPool::Place Locate(Location location) const { return pool_.Locate(ToSlot(location)); }
 
   SlotPool& pool() { return pool_; }
   const SlotPool& pool() const { return pool_; }

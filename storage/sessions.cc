@@ -57,12 +57,14 @@ absl::StatusOr<PartView> FetchSession::Read(uint32_t block, TimePoint deadline) 
     reads_.pop_front();
   }
   if (absl::IsResourceExhausted(view.status())) {
-    view = manager_->ReadPart(pins_->blocks()[block], part_, pins_,
-                              TierManager::WithoutRoom::kBuffer, deadline);
+    view = manager_->ReadPart(
+        pins_->blocks()[block], part_, pins_,
+        keep_to_ram_ ? TierManager::WithoutRoom::kGiveUp : TierManager::WithoutRoom::kBuffer,
+        deadline);
   }
   // The tier is busy getting well: what it holds is a miss meanwhile.
   if (absl::IsUnavailable(view.status())) return absl::NotFoundError("miss");
-  if (absl::IsResourceExhausted(view.status())) {
+  if (absl::IsResourceExhausted(view.status()) && !keep_to_ram_) {
     return absl::DeadlineExceededError("no memory to read this block into came free in time");
   }
   return view;
@@ -79,11 +81,12 @@ void FetchSession::ReadAhead(uint32_t block, TimePoint deadline) {
     auto read = std::make_shared<AheadRead>();
     read->block = ahead_;
     reads_.push_back(read);
+    const auto without_room =
+        keep_to_ram_ ? TierManager::WithoutRoom::kGiveUp : TierManager::WithoutRoom::kSpareBuffer;
     manager_->executors_.ssd_reader->Run(
-        [read, manager = manager_, pins = pins_, part = part_, deadline] {
+        [read, manager = manager_, pins = pins_, part = part_, without_room, deadline] {
           absl::StatusOr<PartView> view =
-              manager->ReadPart(pins->blocks()[read->block], part, pins,
-                                TierManager::WithoutRoom::kSpareBuffer, deadline);
+              manager->ReadPart(pins->blocks()[read->block], part, pins, without_room, deadline);
           MutexLock lock(read->mutex);
           read->view = std::move(view);
           read->done = true;

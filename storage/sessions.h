@@ -32,6 +32,9 @@ class FetchSession {
   uint32_t last() const { return last_; }
   // The lease's, to be kept running for as long as the call takes; null for a Fetch by prompt.
   const std::shared_ptr<FetchClock>& fetch_clock() const { return fetch_clock_; }
+  // From now on only bytes in RAM itself are of use: where it has no room for a block, Next says
+  // RESOURCE_EXHAUSTED instead of reading it into a buffer.
+  void KeepToRam() { keep_to_ram_ = true; }
   // True when Next(block) would wait for another tier than RAM: call it where blocking is allowed.
   bool WouldBlock(uint32_t block) const;
   // The part's bytes; blocks after it are read ahead. NOT_FOUND is a miss; DEADLINE_EXCEEDED when a
@@ -53,6 +56,7 @@ class FetchSession {
   const uint32_t last_;
   const uint16_t part_;
   const uint64_t part_bytes_;
+  bool keep_to_ram_ = false;
   uint32_t ahead_ = 0;                            // every block before it was looked at
   std::deque<std::shared_ptr<AheadRead>> reads_;  // ascending; shared with the reader's tasks
 };

@@ -111,6 +111,8 @@ struct PartView {
   uint64_t checksum = 0;
   TierKind tier = TierKind::kRam;  // where they came from
   std::shared_ptr<const void> hold;
+  uint64_t region = 0;  // Region::id, where they lie in RAM's shared memory; else 0
+  uint64_t offset = 0;  // of their first byte in the region
 };
 
 struct ManagerOptions {
@@ -400,7 +402,7 @@ class TierManager {
   void LeaveTierLocked(EntryId block, TierKind tier, Erasures* erasures) KVTIER_REQUIRES(mutex_);
   Move MoveLocked(EntryId block, uint16_t part, TierKind from) const KVTIER_REQUIRES(mutex_);
   // What to do when nothing in RAM may leave.
-  enum class WithoutRoom { kSpareBuffer, kBuffer };
+  enum class WithoutRoom { kGiveUp, kSpareBuffer, kBuffer };
   absl::StatusOr<PartView> ReadPart(EntryId block, uint16_t part,
                                     const std::shared_ptr<const PinSet>& pins,
                                     WithoutRoom without_room, TimePoint deadline)

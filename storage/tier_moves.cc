@@ -161,8 +161,13 @@ absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
       const Location in_ram = state.at[static_cast<int>(TierKind::kRam)];
       if (in_ram != kNoLocation) {
         counts_.tiers[static_cast<int>(TierKind::kRam)].bytes_read += model.part_bytes[part];
-        return PartView{ram_->Bytes(in_ram).first(model.part_bytes[part]), state.checksum,
-                        TierKind::kRam, pins};
+        const SlotPool::Place at = ram_->Locate(in_ram);
+        return PartView{at.bytes.first(model.part_bytes[part]),
+                        state.checksum,
+                        TierKind::kRam,
+                        pins,
+                        at.region,
+                        at.offset};
       }
       if (entry.filling) {
         const Duration left = deadline - clock_->Now();
@@ -183,13 +188,17 @@ absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
   }
 }
 
-// Reads one part into RAM, or into a buffer of its own when nothing in RAM may leave. The block is
-// pinned and marked filling; the mark ends here.
+// Reads one part into RAM, or, unless that is no use, into a buffer of its own when nothing in RAM
+// may leave. The block is pinned and marked filling; the mark ends here.
 absl::StatusOr<PartView> TierManager::Fill(const Move& move, WithoutRoom without_room,
                                            TimePoint deadline) {
   Slot slot = AllocateInRam(move.bytes, deadline);
   std::shared_ptr<std::byte[]> buffer;
-  if (!slot) buffer = TakeBuffer(move.bytes, without_room, deadline);
+  if (!slot && without_room != WithoutRoom::kGiveUp) {
+    buffer = TakeBuffer(move.bytes, without_room, deadline);
+  }
+  SlotPool::Place at;
+  if (slot) at = ram_->pool().Locate(slot.id());
   const std::span<std::byte> to =
       slot ? slot.bytes().first(move.bytes) : std::span(buffer.get(), buffer ? move.bytes : 0);
   ReadOp op{move.id, move.from, move.checksum, to, absl::OkStatus()};
@@ -200,7 +209,7 @@ absl::StatusOr<PartView> TierManager::Fill(const Move& move, WithoutRoom without
   }
   EndFill(move, op.status, std::move(slot));
   if (!op.status.ok()) return op.status;
-  return PartView{to, move.checksum, move.tier, buffer};
+  return PartView{to, move.checksum, move.tier, buffer, at.region, at.offset};
 }
 
 void TierManager::EndFill(const Move& move, const absl::Status& status, Slot slot) {

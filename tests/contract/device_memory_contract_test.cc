@@ -8,6 +8,7 @@
 
 #include "common/executor.h"
 #include "gpu/device_memory.h"
+#include "gpu/shared_host_memory.h"
 #include "tests/support/fake_device_memory.h"
 #include "tests/support/pool_owner.h"
 
@@ -161,6 +162,7 @@ TEST_P(DeviceMemoryContractTest, HasAName) { EXPECT_FALSE(memory_->name().empty(
 INSTANTIATE_TEST_SUITE_P(
     All, DeviceMemoryContractTest,
     testing::Values(Factory{"Host", [] { return MakeHostMemory(); }},
+                    Factory{"SharedHost", [] { return MakeSharedHostMemory(UINT64_MAX); }},
                     Factory{"Fake",
                             [] { return std::make_unique<FakeDeviceMemory>(uint64_t{1} << 30); }},
                     Factory{"Cuda", [] { return MakeCudaMemory(0); }}),

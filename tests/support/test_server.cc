@@ -13,14 +13,27 @@
 
 namespace kvtier {
 
-TestServer::TestServer(TestServerOptions options) : memory_(MakeHostMemory()) {
+TestServer::TestServer(TestServerOptions options) {
   char path[] = "/tmp/kvtier-test-XXXXXX";
   KVTIER_CHECK(mkdtemp(path) != nullptr);
   directory_ = path;
   executor_ = std::make_unique<ThreadPool>(2);
   ssd_reader_ = std::make_unique<ThreadPool>(2);
   ssd_writer_ = std::make_unique<ThreadPool>(1);
-  auto ram = std::make_unique<MemoryTier>(TierKind::kRam, memory_.get(), options.ram_bytes);
+  DeviceMemory* memory = nullptr;
+  if (options.shared_memory) {
+    shared_host_memory_ = MakeSharedHostMemory(options.max_retired_bytes);
+    memory = shared_host_memory_.get();
+    options.shared.socket_path = directory_ + "/kvtier.shm.sock";
+    auto started = SharedMemory::Start(std::move(options.shared), shared_host_memory_.get());
+    KVTIER_CHECK(started.ok());
+    shared_memory_ = *std::move(started);
+    options.service.shared_memory = shared_memory_.get();
+  } else {
+    host_memory_ = MakeHostMemory();
+    memory = host_memory_.get();
+  }
+  auto ram = std::make_unique<MemoryTier>(TierKind::kRam, memory, options.ram_bytes);
   std::unique_ptr<FakeLogTier> ssd;
   if (options.ssd_bytes > 0) {
     ssd = std::make_unique<FakeLogTier>(std::make_shared<FakeMedium>(), options.ssd_bytes,
@@ -49,6 +62,7 @@ TestServer::~TestServer() {
   ssd_reader_.reset();
   ssd_writer_.reset();
   service_.reset();
+  shared_memory_.reset();
   manager_.reset();
   unlink((directory_ + "/kvtier.sock").c_str());
   rmdir(directory_.c_str());
@@ -59,6 +73,7 @@ std::string TestServer::address() const { return "unix:" + directory_ + "/kvtier
 void TestServer::Tick() {
   manager_->Tick();
   registry_->Sweep();
+  if (shared_memory_ != nullptr) shared_memory_->Tick();
 }
 
 void TestServer::Stop() {

@@ -14,6 +14,7 @@
 #include "service/call_registry.h"
 #include "service/kv_cache_service.h"
 #include "service/rpc_stats.h"
+#include "service/shared_memory.h"
 #include "storage/tier_manager.h"
 #include "tests/support/fake_log_tier.h"
 
@@ -25,6 +26,9 @@ struct TestServerOptions {
   ManagerOptions manager;
   ServiceOptions service;
   uint32_t max_streams_per_client = 128;
+  bool shared_memory = false;  // RAM lies in regions that clients may map
+  SharedMemoryOptions shared;  // but for its socket_path
+  uint64_t max_retired_bytes = UINT64_MAX;
 };
 
 class TestServer {
@@ -39,6 +43,7 @@ class TestServer {
   CallRegistry& registry() { return *registry_; }
   ManualClock& clock() { return clock_; }
   const RpcStatsTable& stats() const { return stats_; }
+  SharedMemory* shared_memory() { return shared_memory_.get(); }  // null when off
   // What the daemon's ticker does.
   void Tick();
   void Stop();
@@ -46,7 +51,8 @@ class TestServer {
  private:
   std::string directory_;
   ManualClock clock_;
-  std::unique_ptr<DeviceMemory> memory_;
+  std::unique_ptr<SharedHostMemory> shared_host_memory_;  // null without shared memory
+  std::unique_ptr<DeviceMemory> host_memory_;             // null with
   std::unique_ptr<ThreadPool> executor_;
   std::unique_ptr<ThreadPool> ssd_reader_;
   std::unique_ptr<ThreadPool> ssd_writer_;
@@ -54,6 +60,7 @@ class TestServer {
   std::unique_ptr<TierManager> manager_;
   std::unique_ptr<CallRegistry> registry_;
   RpcStatsTable stats_;
+  std::unique_ptr<SharedMemory> shared_memory_;
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
 };

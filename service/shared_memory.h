@@ -1,0 +1,154 @@
+// Shared memory for clients on this host: who may map what. docs/SHARED-MEMORY.md is the whole
+// story.
+//
+// A client connects to a Unix socket (SOCK_SEQPACKET; the messages are in kvtier.proto), and a
+// session lasts as long as its connection. It gets a store region of its own, which it may write,
+// and asks for regions of the RAM tier, which nobody but this process can. The calls FetchShared
+// and StoreShared name the session by its id.
+#pragma once
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "common/executor.h"
+#include "common/metrics.h"
+#include "common/mutex.h"
+#include "common/status.h"
+#include "common/unique_fd.h"
+#include "gpu/shared_host_memory.h"
+
+namespace kvtier {
+
+// The memory through which one session stores. A memfd sealed against another size, so that whoever
+// has it cannot make this process fault; its pages come at first touch. Its content is the client's
+// and may change at any moment, in the middle of a read too: read each byte once. Thread-safe.
+class StoreRegion {
+ public:
+  static absl::StatusOr<std::shared_ptr<const StoreRegion>> Make(uint64_t bytes);
+  ~StoreRegion();
+  StoreRegion(const StoreRegion&) = delete;
+  StoreRegion& operator=(const StoreRegion&) = delete;
+
+  int fd() const { return fd_.get(); }
+  std::span<const std::byte> bytes() const { return bytes_; }
+  uint64_t backed_bytes() const;  // of the pages that are there
+
+ private:
+  StoreRegion(UniqueFd fd, std::span<const std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
+
+  const UniqueFd fd_;
+  const std::span<const std::byte> bytes_;
+};
+
+struct SharedMemoryOptions {
+  std::string socket_path;
+  // Who may connect besides this process's own user and root. With any the socket is open to all
+  // (0666), else to this user alone (0600); the kernel's word on the peer's uid is what counts.
+  std::vector<uid_t> uids;
+  uint32_t max_sessions = 64;
+  uint64_t store_region_bytes = uint64_t{32} << 20;  // of each session; rounded up to pages
+};
+
+// What the calls count.
+struct SharedMemoryCounters {
+  Counter fetched_blocks;  // parts of blocks told by FetchShared, and their bytes
+  Counter fetched_bytes;
+  Counter not_shared_blocks;
+  Counter stored_blocks;  // parts of blocks committed by StoreShared, and their bytes
+  Counter stored_bytes;
+};
+
+struct SharedMemoryStats {
+  uint64_t sessions = 0;
+  uint64_t open_regions = 0;     // of the RAM tier, handed out to sessions that are there
+  uint64_t store_bytes = 0;      // memory behind the sessions' store regions
+  uint64_t retired_regions = 0;  // given up by the RAM tier, still held by some process
+  uint64_t retired_bytes = 0;
+  uint64_t sessions_total = 0;
+  uint64_t refused_total = 0;  // connections: uid not allowed, or too many
+  uint64_t cut_off_total = 0;  // sessions: garbage, or a flood
+};
+
+// Thread-safe. One thread serves all sessions and never waits for one of them.
+class SharedMemory {
+ public:
+  static constexpr uint64_t kMaxUnanswered = 64;       // open_region requests of one session
+  static constexpr uint64_t kPacketsPerSecond = 4096;  // of one session, a second's worth at once
+  static constexpr uint64_t kMaxPacketBytes = uint64_t{64} << 10;
+
+  // Listens. `memory` must outlive it. Errors: the socket's, naming the path.
+  static absl::StatusOr<std::unique_ptr<SharedMemory>> Start(SharedMemoryOptions options,
+                                                             SharedHostMemory* memory);
+  // Ends all sessions and removes the socket.
+  ~SharedMemory();
+
+  const std::string& socket_path() const { return options_.socket_path; }
+
+  // The store region of the session that is there by that id; it stays mapped while it is held,
+  // even if the session ends. NOT_FOUND.
+  absl::StatusOr<std::shared_ptr<const StoreRegion>> Find(std::string_view session_id) const
+      KVTIER_EXCLUDES(mutex_);
+
+  // Lets go of what clients have let go of; call it every now and then.
+  void Tick() { memory_->retired(); }
+
+  SharedMemoryCounters& counters() { return counters_; }
+  const SharedMemoryCounters& counters() const { return counters_; }
+  SharedMemoryStats stats() const KVTIER_EXCLUDES(mutex_);
+
+ private:
+  struct Session;
+  enum class Sent { kYes, kLater, kNever };  // kNever: the peer is gone
+
+  SharedMemory(SharedMemoryOptions options, SharedHostMemory* memory, UniqueFd listener,
+               UniqueFd wake);
+
+  void Wake();
+  void OnRetired(uint64_t region) KVTIER_EXCLUDES(mutex_);
+  // The thread's. Those that return bool are false when the session is to end.
+  void Serve();
+  void ServeReady(std::span<const pollfd> polled);
+  void AcceptAll();
+  absl::Status Begin(UniqueFd socket) KVTIER_EXCLUDES(mutex_);
+  void End(Session* session) KVTIER_EXCLUDES(mutex_);
+  bool Allowed(int socket) const;
+  bool ReadAll(Session* session);
+  bool Take(Session* session, std::span<const char> packet);
+  bool CutOff(const Session& session, std::string_view why);
+  bool Flush(Session* session) KVTIER_EXCLUDES(mutex_);
+  Sent AnswerOpen(Session* session, uint64_t region) KVTIER_EXCLUDES(mutex_);
+  Sent TellRetired(Session* session) KVTIER_EXCLUDES(mutex_);
+  bool HasOutput(const Session& session) const KVTIER_EXCLUDES(mutex_);
+
+  // Constant.
+  const SharedMemoryOptions options_;
+  SharedHostMemory* const memory_;
+  const UniqueFd listener_;
+  const UniqueFd wake_;
+
+  SharedMemoryCounters counters_;
+  Counter sessions_total_;
+  Counter refused_total_;
+  Counter cut_off_total_;
+
+  // The thread's.
+  bool accepts_ = true;  // false: descriptors have run out, for a moment
+
+  mutable Mutex mutex_;
+  bool stopping_ KVTIER_GUARDED_BY(mutex_) = false;
+  // Changed by the thread alone.
+  absl::flat_hash_map<std::string, std::unique_ptr<Session>> sessions_ KVTIER_GUARDED_BY(mutex_);
+
+  ThreadPool thread_{1};  // last: its task uses all of the above
+};
+
+}  // namespace kvtier
