@@ -76,6 +76,37 @@ Json SsdJson(const v1::SsdStatus& ssd) {
           {"read_p99_seconds", ssd.read_p99_seconds()}};
 }
 
+Json SharedMemoryJson(const v1::SharedMemoryStatus& shared) {
+  return {{"socket", shared.socket()},
+          {"sessions", shared.sessions()},
+          {"open_regions", shared.open_regions()},
+          {"store_bytes", shared.store_bytes()},
+          {"retired_regions", shared.retired_regions()},
+          {"retired_bytes", shared.retired_bytes()},
+          {"sessions_total", shared.sessions_total()},
+          {"refused_total", shared.refused_total()},
+          {"cut_off_total", shared.cut_off_total()},
+          {"fetched_blocks", shared.fetched_blocks()},
+          {"fetched_bytes", shared.fetched_bytes()},
+          {"not_shared_blocks", shared.not_shared_blocks()},
+          {"stored_blocks", shared.stored_blocks()},
+          {"stored_bytes", shared.stored_bytes()}};
+}
+
+std::string SharedMemoryTable(const v1::SharedMemoryStatus& shared) {
+  Table table;
+  table.Row({"shared memory, clients", WithCommas(shared.sessions())})
+      .Row({"clients refused", WithCommas(shared.refused_total())})
+      .Row({"clients cut off", WithCommas(shared.cut_off_total())})
+      .Row({"regions mapped out", WithCommas(shared.open_regions())})
+      .Row({"store regions", FormatBytes(shared.store_bytes())})
+      .Row({"given up, still mapped", FormatBytes(shared.retired_bytes())})
+      .Row({"blocks read", WithCommas(shared.fetched_blocks())})
+      .Row({"blocks without room", WithCommas(shared.not_shared_blocks())})
+      .Row({"blocks stored", WithCommas(shared.stored_blocks())});
+  return table.ToString();
+}
+
 Json CountersJson(const v1::CacheCounters& counters) {
   return {{"lookups", counters.lookups()},
           {"lookup_blocks", counters.lookup_blocks()},
@@ -244,6 +275,8 @@ Json StatusJson(const v1::GetStatusResponse& status) {
           {"open_streams", status.open_streams()},
           {"process_memory_bytes", status.process_memory_bytes()},
           {"ssd", status.has_ssd() ? SsdJson(status.ssd()) : Json(nullptr)},
+          {"shared_memory",
+           status.has_shared_memory() ? SharedMemoryJson(status.shared_memory()) : Json(nullptr)},
           {"recording", status.has_recording() ? RecordingJson(status.recording()) : Json(nullptr)},
           {"counters", CountersJson(status.counters())},
           {"hit_curve", HitCurveJson(status.hit_curve())},
@@ -275,6 +308,9 @@ std::string StatusText(const v1::GetStatusResponse& status) {
       .Row({"process memory", FormatBytes(status.process_memory_bytes())});
   std::string text = table.ToString() + "\n" + TierTable(status) + "\n" + FunnelText(status);
   if (status.has_ssd()) absl::StrAppend(&text, "\n", SsdTable(status.ssd()));
+  if (status.has_shared_memory()) {
+    absl::StrAppend(&text, "\n", SharedMemoryTable(status.shared_memory()));
+  }
   return text;
 }
 

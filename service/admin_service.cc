@@ -6,6 +6,7 @@
 #include "service/convert.h"
 #include "service/host_memory_info.h"
 #include "service/recorder.h"
+#include "service/shared_memory.h"
 #include "service/tier_curves.h"
 #include "storage/ssd_tier.h"
 
@@ -120,6 +121,24 @@ void FillCounters(const ManagerStats& stats, v1::CacheCounters* out) {
   out->set_stalled_fetches(stats.stalled_fetches);
 }
 
+void FillSharedMemory(const SharedMemory& shared, v1::SharedMemoryStatus* out) {
+  const SharedMemoryStats stats = shared.stats();
+  out->set_socket(shared.socket_path());
+  out->set_sessions(stats.sessions);
+  out->set_open_regions(stats.open_regions);
+  out->set_store_bytes(stats.store_bytes);
+  out->set_retired_regions(stats.retired_regions);
+  out->set_retired_bytes(stats.retired_bytes);
+  out->set_sessions_total(stats.sessions_total);
+  out->set_refused_total(stats.refused_total);
+  out->set_cut_off_total(stats.cut_off_total);
+  out->set_fetched_blocks(stats.fetched_blocks);
+  out->set_fetched_bytes(stats.fetched_bytes);
+  out->set_not_shared_blocks(stats.not_shared_blocks);
+  out->set_stored_blocks(stats.stored_blocks);
+  out->set_stored_bytes(stats.stored_bytes);
+}
+
 void FillHitCurve(const HitCurveStats& stats, v1::HitCurveStatus* out) {
   out->set_sampling_rate(stats.rate);
   out->set_ghost_blocks(stats.ghost_blocks);
@@ -213,6 +232,9 @@ absl::Status AdminService::DoGetStatus(v1::GetStatusResponse* response) {
   FillHitCurve(context_.manager->curve_stats(), response->mutable_hit_curve());
   const RecordingStatus recording = context_.recorder->status();
   if (!recording.directory.empty()) *response->mutable_recording() = ToProto(recording);
+  if (context_.shared_memory != nullptr) {
+    FillSharedMemory(*context_.shared_memory, response->mutable_shared_memory());
+  }
   for (const EffectiveSetting& setting : context_.settings) {
     v1::Setting* out = response->add_settings();
     out->set_name(setting.name);

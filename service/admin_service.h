@@ -16,6 +16,7 @@
 namespace kvtier {
 
 class Recorder;
+class SharedMemory;
 class SsdTier;
 
 // What the service works on; all of it must outlive the service. The functions are called on any
@@ -25,6 +26,7 @@ struct AdminContext {
   const SsdTier* ssd = nullptr;  // null when off
   Executor* executor = nullptr;  // for what blocks: resize, reset, unregister, recording
   ModelStore* models = nullptr;
+  const SharedMemory* shared_memory = nullptr;  // null: none is offered
   Recorder* recorder = nullptr;
   std::vector<EffectiveSetting> settings;
   std::array<std::string, kTiers> tier_notes;  // why a tier that was asked for is off

@@ -14,6 +14,7 @@
 #include "service/fetch_shared_call.h"
 #include "service/shared_memory.h"
 #include "service/store_call.h"
+#include "service/store_shared_call.h"
 
 namespace kvtier {
 namespace {
@@ -21,9 +22,9 @@ namespace {
 constexpr double kMaxPrefillRate = 1e9;  // tokens per second
 
 template <typename Base>
-using WithRaw = v1::KvCache::WithRawCallbackMethod_Lookup<
-    v1::KvCache::WithRawCallbackMethod_Fetch<v1::KvCache::WithRawCallbackMethod_Store<
-        v1::KvCache::WithRawCallbackMethod_FetchShared<Base>>>>;
+using WithRaw = v1::KvCache::WithRawCallbackMethod_Lookup<v1::KvCache::WithRawCallbackMethod_Fetch<
+    v1::KvCache::WithRawCallbackMethod_Store<v1::KvCache::WithRawCallbackMethod_FetchShared<
+        v1::KvCache::WithRawCallbackMethod_StoreShared<Base>>>>>;
 template <typename Base>
 using WithTyped = v1::KvCache::WithCallbackMethod_RegisterModel<
     v1::KvCache::WithCallbackMethod_Release<v1::KvCache::WithCallbackMethod_Renew<Base>>>;
@@ -129,6 +130,11 @@ class KvCacheService final : public WithRaw<WithTyped<v1::KvCache::Service>> {
   grpc::ServerReadReactor<grpc::ByteBuffer>* Store(grpc::CallbackServerContext* context,
                                                    grpc::ByteBuffer* response) override {
     return StoreCall::Start(&core_, context, response);
+  }
+  grpc::ServerUnaryReactor* StoreShared(grpc::CallbackServerContext* context,
+                                        const grpc::ByteBuffer* request,
+                                        grpc::ByteBuffer* response) override {
+    return StoreSharedCall::Start(&core_, context, request, response);
   }
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
                                     const v1::ReleaseRequest* request,

@@ -232,6 +232,55 @@ const SsdFigure kSsdFigures[] = {
 #undef KVTIER_TIER_STAT
 #undef KVTIER_LOG_STAT
 
+struct SharedFigure {
+  const char* name;
+  const char* help;
+  MetricType type;
+  uint64_t SharedMemoryStats::*member;
+};
+
+const SharedFigure kSharedFigures[] = {
+    {"kvtier_shared_sessions",
+     "Clients that have shared memory. At shared-memory-sessions: others go over gRPC; raise it.",
+     kGauge, &SharedMemoryStats::sessions},
+    {"kvtier_shared_open_regions", "Regions of the RAM tier handed out to those clients.", kGauge,
+     &SharedMemoryStats::open_regions},
+    {"kvtier_shared_store_bytes",
+     "Memory that those clients store through, on top of ram-bytes. Near sessions times "
+     "shared-store-bytes is its most.",
+     kGauge, &SharedMemoryStats::store_bytes},
+    {"kvtier_shared_retired_regions",
+     "Regions that the RAM tier gave up and some process still has mapped.", kGauge,
+     &SharedMemoryStats::retired_regions},
+    {"kvtier_shared_retired_bytes",
+     "Memory of those regions, on top of ram-bytes. Not falling: a client is frozen or does not "
+     "unmap; end it. Above a quarter of ram-bytes RAM takes no new memory.",
+     kGauge, &SharedMemoryStats::retired_bytes},
+    {"kvtier_shared_sessions_total",
+     "Sessions that were opened. Rising fast: clients die, or are cut off.", kCounter,
+     &SharedMemoryStats::sessions_total},
+    {"kvtier_shared_refused_total",
+     "Connections refused: another user, see shared-memory-uids, or too many, see "
+     "shared-memory-sessions.",
+     kCounter, &SharedMemoryStats::refused_total},
+    {"kvtier_shared_cut_off_total",
+     "Clients cut off, as they sent garbage or too much. Any: a client is broken or hostile.",
+     kCounter, &SharedMemoryStats::cut_off_total},
+    {"kvtier_shared_fetched_blocks_total",
+     "Parts of blocks that clients were told the place of, to read them there.", kCounter,
+     &SharedMemoryStats::fetched_blocks},
+    {"kvtier_shared_fetched_bytes_total", "Payload in them.", kCounter,
+     &SharedMemoryStats::fetched_bytes},
+    {"kvtier_shared_not_shared_blocks_total",
+     "Parts of blocks that came from SSD and had no room in RAM, and so go over gRPC. High: grow "
+     "ram-bytes, or shorten leases.",
+     kCounter, &SharedMemoryStats::not_shared_blocks},
+    {"kvtier_shared_stored_blocks_total", "Parts of blocks stored through shared memory.", kCounter,
+     &SharedMemoryStats::stored_blocks},
+    {"kvtier_shared_stored_bytes_total", "Payload in them.", kCounter,
+     &SharedMemoryStats::stored_bytes},
+};
+
 ClientMetric Sample(MetricType type, double value, std::vector<ClientMetric::Label> labels = {}) {
   ClientMetric metric;
   metric.label = std::move(labels);
@@ -330,6 +379,13 @@ void AddSsdFamilies(const SsdTierStats& ssd, const ManagerStats& stats,
                   {HistogramSample(ssd.read_latency, {})}});
 }
 
+void AddSharedFamilies(const SharedMemoryStats& shared, std::vector<MetricFamily>* out) {
+  for (const SharedFigure& figure : kSharedFigures) {
+    const double value = static_cast<double>(shared.*figure.member);
+    out->push_back({figure.name, figure.help, figure.type, {Sample(figure.type, value)}});
+  }
+}
+
 // Whole powers of two, to keep the number of series down.
 void AddCurveFamilies(const std::vector<CurveSnapshot>& curves, const HitCurveStats& stats,
                       std::vector<MetricFamily>* out) {
@@ -416,6 +472,7 @@ std::vector<MetricFamily> ToFamilies(const MetricsSnapshot& snapshot) {
   }
   AddTierFamilies(snapshot.manager, &out);
   if (snapshot.ssd) AddSsdFamilies(*snapshot.ssd, snapshot.manager, &out);
+  if (snapshot.shared_memory) AddSharedFamilies(*snapshot.shared_memory, &out);
   AddCurveFamilies(snapshot.curves, snapshot.curve_stats, &out);
   AddRpcFamilies(snapshot.rpcs, &out);
   return out;

@@ -12,6 +12,7 @@
 
 #include "common/metrics.h"
 #include "common/status.h"
+#include "service/shared_memory.h"
 #include "service/tier_curves.h"
 #include "storage/ssd_tier.h"
 #include "storage/tier_manager.h"
@@ -32,7 +33,8 @@ struct CurveSnapshot {
 // Everything one scrape shows, taken at one moment.
 struct MetricsSnapshot {
   ManagerStats manager;
-  std::optional<SsdTierStats> ssd;  // empty when off
+  std::optional<SsdTierStats> ssd;                 // empty when off
+  std::optional<SharedMemoryStats> shared_memory;  // empty when none is offered
   std::vector<RpcSnapshot> rpcs;
   std::vector<CurveSnapshot> curves;
   HitCurveStats curve_stats;

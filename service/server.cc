@@ -299,6 +299,7 @@ AdminContext Daemon::MakeAdminContext(std::vector<EffectiveSetting> settings) {
   context.ssd = ssd_;
   context.executor = &executor_;
   context.models = models_.get();
+  context.shared_memory = shared_memory_.get();
   context.recorder = &recorder_;
   context.settings = std::move(settings);
   context.tier_notes = tiers_.notes;
@@ -438,6 +439,7 @@ MetricsSnapshot Daemon::Snapshot() const {
   out.curves = Curves(out.manager);
   out.curve_stats = manager_.curve_stats();
   if (ssd_ != nullptr) out.ssd = ssd_->stats();
+  if (shared_memory_ != nullptr) out.shared_memory = shared_memory_->stats();
   for (int i = 0; i < kRpcs; ++i) {
     out.rpcs.push_back(SnapshotRpc(kRpcNames[i], rpc_stats_.of(static_cast<Rpc>(i))));
   }

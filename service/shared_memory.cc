@@ -169,6 +169,11 @@ SharedMemoryStats SharedMemory::stats() const {
   out.sessions_total = sessions_total_.value();
   out.refused_total = refused_total_.value();
   out.cut_off_total = cut_off_total_.value();
+  out.fetched_blocks = counters_.fetched_blocks.value();
+  out.fetched_bytes = counters_.fetched_bytes.value();
+  out.not_shared_blocks = counters_.not_shared_blocks.value();
+  out.stored_blocks = counters_.stored_blocks.value();
+  out.stored_bytes = counters_.stored_bytes.value();
   MutexLock lock(mutex_);
   out.sessions = sessions_.size();
   for (const auto& [id, session] : sessions_) {

@@ -76,6 +76,9 @@ struct SharedMemoryStats {
   uint64_t sessions_total = 0;
   uint64_t refused_total = 0;  // connections: uid not allowed, or too many
   uint64_t cut_off_total = 0;  // sessions: garbage, or a flood
+  // Of the calls.
+  uint64_t fetched_blocks = 0, fetched_bytes = 0, not_shared_blocks = 0;
+  uint64_t stored_blocks = 0, stored_bytes = 0;
 };
 
 // Thread-safe. One thread serves all sessions and never waits for one of them.

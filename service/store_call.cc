@@ -4,44 +4,8 @@
 #include <utility>
 
 #include "common/copy_past.h"
-#include "kvtier/v1/kvtier.pb.h"
 
 namespace kvtier {
-namespace {
-
-v1::BlockOutcome OutcomeOf(const StoreSession& session, uint32_t block) {
-  v1::BlockOutcome out;
-  switch (session.outcome(block)) {
-    case StoreOutcome::kStored:
-      out.set_status(v1::STORE_STATUS_STORED);
-      return out;
-    case StoreOutcome::kAlreadyPresent:
-      out.set_status(v1::STORE_STATUS_ALREADY_PRESENT);
-      return out;
-    case StoreOutcome::kPending:
-    case StoreOutcome::kRejected:
-      break;
-  }
-  out.set_status(v1::STORE_STATUS_REJECTED);
-  // The reasons have the same numbers.
-  out.set_reason(static_cast<v1::RejectReason>(session.reason(block)));
-  return out;
-}
-static_assert(static_cast<int>(RejectReason::kNoSpace) == v1::REJECT_REASON_NO_SPACE);
-static_assert(static_cast<int>(RejectReason::kChecksum) == v1::REJECT_REASON_CHECKSUM);
-static_assert(static_cast<int>(RejectReason::kNoParent) == v1::REJECT_REASON_NO_PARENT);
-static_assert(static_cast<int>(RejectReason::kReset) == v1::REJECT_REASON_RESET);
-static_assert(static_cast<int>(RejectReason::kNotSent) == v1::REJECT_REASON_NOT_SENT);
-static_assert(static_cast<int>(RejectReason::kCollision) == v1::REJECT_REASON_COLLISION);
-
-absl::Status NothingFits(uint64_t part_bytes) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("not one block fits: a part has ", part_bytes,
-                   " bytes and nothing that could be evicted makes room for it"));
-}
-
-}  // namespace
-
 StoreCall* StoreCall::Start(ServiceCore* core, grpc::CallbackServerContext* context,
                             grpc::ByteBuffer* response) {
   auto call = std::make_shared<StoreCall>(core, context, response);
@@ -77,7 +41,7 @@ StoreCall::Step StoreCall::NextStep() {
     return Step::kProcess;
   }
   if (!aborted_ && !ended_) return Step::kNone;
-  if (!aborted_ && !kept_ && durable_) {
+  if (!aborted_ && !kept_ && writer_ != nullptr && writer_->durable()) {
     processing_ = true;
     return Step::kMakeDurable;
   }
@@ -93,7 +57,7 @@ void StoreCall::Pump() {
         return;
       case Step::kProcess:
         StartRead(&incoming_);
-        if (session_ != nullptr && session_->WouldBlock()) {
+        if (writer_ != nullptr && writer_->session().WouldBlock()) {
           core_->executor->Run([keep] {
             keep->Process();
             keep->Pump();
@@ -122,7 +86,7 @@ void StoreCall::Finish() {
     result = status_;
   }
   if (result.ok()) result = Complete();
-  session_.reset();  // what was not committed is free before the caller hears of the end
+  writer_.reset();  // what was not committed is free before the caller hears of the end
   message_.Clear();
   grpc::Status status;
   {
@@ -146,7 +110,7 @@ absl::Status StoreCall::ProcessMessage() {
   wire::StoreRequest request;
   KVTIER_RETURN_IF_ERROR(
       wire::DecodeStoreRequest(message.views(), core_->options.limits, &request));
-  if (session_ == nullptr) {
+  if (writer_ == nullptr) {
     if (!request.has_header) {
       return absl::InvalidArgumentError("header is missing, the first message must carry it");
     }
@@ -155,7 +119,9 @@ absl::Status StoreCall::ProcessMessage() {
           absl::StrCat("pieces has ", request.pieces.size(),
                        " elements in the message with the header, the limit is 0"));
     }
-    return TakeHeader(&request.header);
+    KVTIER_ASSIGN_OR_RETURN(writer_, StoreWriter::Open(core_, &request.header));
+    block_ = writer_->session().first();
+    return absl::OkStatus();
   }
   if (request.has_header) {
     return absl::InvalidArgumentError("header is given again, only the first message may carry it");
@@ -166,42 +132,21 @@ absl::Status StoreCall::ProcessMessage() {
   return absl::OkStatus();
 }
 
-absl::Status StoreCall::TakeHeader(wire::StoreHeader* header) {
-  if (header->durability > v1::DURABILITY_DURABLE) {
-    return absl::InvalidArgumentError(absl::StrCat("header.durability is ", header->durability,
-                                                   ", the limit is ", +v1::DURABILITY_DURABLE));
-  }
-  KVTIER_ASSIGN_OR_RETURN(const ModelId id, RequireModelId(header->prompt));
-  KVTIER_ASSIGN_OR_RETURN(const ServedModel model, core_->models.Get(id));
-  KVTIER_ASSIGN_OR_RETURN(const uint32_t part, PartIndex(header->part, model));
-  const bool durable = header->durability == v1::DURABILITY_DURABLE;
-  if (durable && !core_->manager->has_ssd()) {
-    return absl::FailedPreconditionError(
-        "header.durability is DURABLE, which needs the SSD tier: it is off");
-  }
-  KVTIER_ASSIGN_OR_RETURN(PromptRef prompt, ToPromptRef(&header->prompt, id, model));
-  KVTIER_ASSIGN_OR_RETURN(
-      session_, core_->manager->BeginStore(prompt, header->first_block, header->block_count, part));
-  durable_ = durable;
-  block_ = session_->first();
-  return absl::OkStatus();
-}
-
 absl::Status StoreCall::CheckPiece(const wire::Piece& piece) const {
-  const uint64_t end = uint64_t{session_->first()} + session_->count();
-  if (piece.block < session_->first() || piece.block >= end) {
+  const uint64_t end = uint64_t{writer_->session().first()} + writer_->session().count();
+  if (piece.block < writer_->session().first() || piece.block >= end) {
     return absl::InvalidArgumentError(absl::StrCat("piece.block is ", piece.block,
-                                                   ", the header's range is [", session_->first(),
-                                                   ", ", end, ")"));
+                                                   ", the header's range is [",
+                                                   writer_->session().first(), ", ", end, ")"));
   }
   if (piece.block != block_) {
     return absl::InvalidArgumentError(absl::StrCat(
         "piece.block is ", piece.block, ", the next in order is ", block_, " at offset ", offset_));
   }
-  if (piece.part_bytes != session_->part_bytes()) {
+  if (piece.part_bytes != writer_->session().part_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("piece.part_bytes is ", piece.part_bytes,
                                                    ", the model's part has ",
-                                                   session_->part_bytes(), " bytes"));
+                                                   writer_->session().part_bytes(), " bytes"));
   }
   if (piece.offset != offset_) {
     return absl::InvalidArgumentError(absl::StrCat("piece.offset is ", piece.offset, " in block ",
@@ -221,23 +166,18 @@ absl::Status StoreCall::TakePiece(const wire::Piece& piece, wire::Slices payload
   if (offset_ == 0) KVTIER_RETURN_IF_ERROR(StartBlock());
   if (wanted_) Land(payload);
   offset_ += piece.payload_bytes;
-  if (offset_ == session_->part_bytes()) EndBlock(piece.checksum);
+  if (offset_ == writer_->session().part_bytes()) EndBlock(piece.checksum);
   return absl::OkStatus();
 }
 
 absl::Status StoreCall::StartBlock() {
   received_.Restart();
-  wanted_ =
-      session_->outcome(block_) == StoreOutcome::kPending && session_->Reserve(block_, deadline_);
-  const bool no_space = session_->outcome(block_) == StoreOutcome::kRejected &&
-                        session_->reason(block_) == RejectReason::kNoSpace;
-  // Without its first block nothing of the rest fits either: no use in receiving it.
-  if (block_ == session_->first() && no_space) return NothingFits(session_->part_bytes());
+  KVTIER_ASSIGN_OR_RETURN(wanted_, writer_->StartBlock(block_, deadline_));
   return absl::OkStatus();
 }
 
 void StoreCall::Land(wire::Slices payload) {
-  std::span<std::byte> to = session_->Buffer(block_).subspan(offset_);
+  std::span<std::byte> to = writer_->Buffer(block_).subspan(offset_);
   for (std::string_view slice : payload) {
     const auto bytes = std::as_bytes(std::span(slice));
     // Hashed where the socket's read has just put it, while it is in the CPU's cache.
@@ -249,26 +189,14 @@ void StoreCall::Land(wire::Slices payload) {
 }
 
 void StoreCall::EndBlock(uint64_t checksum) {
-  if (session_->outcome(block_) == StoreOutcome::kAlreadyPresent) {
-    mismatches_ += session_->NotePresent(block_, checksum);
-  }
-  if (wanted_ && received_.Value() == checksum) {
-    session_->Commit(block_, checksum);
-  } else if (wanted_) {
-    session_->Reject(block_, RejectReason::kChecksum);
-  }
+  writer_->EndBlock(block_, wanted_, wanted_ ? received_.Value() : 0, checksum);
   wanted_ = false;
   ++block_;
   offset_ = 0;
 }
 
-// Blocks stay in RAM when the SSD takes nothing: the client hears that they may not outlive it.
 void StoreCall::MakeDurable() {
-  absl::Status durable = session_->MakeDurable(deadline_);
-  if (!durable.ok() && !absl::IsDeadlineExceeded(durable)) {
-    durable = absl::ResourceExhaustedError(
-        absl::StrCat("held in RAM, but not durable: ", std::string(durable.message())));
-  }
+  const absl::Status durable = writer_->MakeDurable(deadline_);
   MutexLock lock(mutex_);
   processing_ = false;
   kept_ = true;
@@ -277,20 +205,10 @@ void StoreCall::MakeDurable() {
 
 // The reply to a stream that the client has ended.
 absl::Status StoreCall::Complete() {
-  if (session_ == nullptr) {
+  if (writer_ == nullptr) {
     return absl::InvalidArgumentError("header is missing, the stream ended before it");
   }
-  v1::StoreResponse response;
-  for (uint32_t i = 0; i < session_->count(); ++i) {
-    const uint32_t block = session_->first() + i;
-    if (session_->outcome(block) == StoreOutcome::kPending) {
-      session_->Reject(block, RejectReason::kNotSent);
-    }
-    *response.add_outcomes() = OutcomeOf(*session_, block);
-  }
-  response.set_checksum_mismatches(mismatches_);
-  const grpc::Slice bytes(response.SerializeAsString());
-  *response_ = grpc::ByteBuffer(&bytes, 1);
+  *response_ = writer_->Reply();
   return absl::OkStatus();
 }
 

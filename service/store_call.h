@@ -10,7 +10,7 @@
 #include "common/mutex.h"
 #include "common/running_checksum.h"
 #include "service/call.h"
-#include "storage/sessions.h"
+#include "service/store_writer.h"
 
 namespace kvtier {
 
@@ -45,7 +45,6 @@ class StoreCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   // The processor's; one thread at a time, guarded by processing_.
   void Process();
   absl::Status ProcessMessage();
-  absl::Status TakeHeader(wire::StoreHeader* header);
   absl::Status CheckPiece(const wire::Piece& piece) const;
   absl::Status TakePiece(const wire::Piece& piece, wire::Slices payload);
   absl::Status StartBlock();
@@ -62,13 +61,11 @@ class StoreCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   // The processor's.
   grpc::ByteBuffer message_;
-  std::unique_ptr<StoreSession> session_;
-  uint32_t block_ = 0;        // of the next piece
-  uint64_t offset_ = 0;       // of the next piece within the part
-  bool durable_ = false;      // the reply waits for the SSD
-  bool wanted_ = false;       // the part under way goes into a slot
-  RunningChecksum received_;  // of the part under way
-  uint32_t mismatches_ = 0;
+  std::unique_ptr<StoreWriter> writer_;  // from the header on
+  uint32_t block_ = 0;                   // of the next piece
+  uint64_t offset_ = 0;                  // of the next piece within the part
+  bool wanted_ = false;                  // the part under way goes into a slot
+  RunningChecksum received_;             // of the part under way
 
   // gRPC's while reading_.
   grpc::ByteBuffer incoming_;

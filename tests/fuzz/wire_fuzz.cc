@@ -81,6 +81,25 @@ std::string Show(const wire::StoreRequest& m) {
                       "|", m.header.durability, Show(m.pieces));
 }
 
+std::string Show(const wire::FetchSharedRequest& m) {
+  KVTIER_CHECK(m.session_id.empty() || m.session_id.size() == wire::kSessionIdBytes);
+  return absl::StrCat(m.session_id, "|", m.lease_id, "|", m.first_block, "|", m.last_block, "|",
+                      m.part.layer_group, "|", m.part.rank, "|", m.allow_gaps);
+}
+
+std::string Show(const wire::StoreSharedRequest& m) {
+  KVTIER_CHECK(m.session_id.empty() || m.session_id.size() == wire::kSessionIdBytes);
+  KVTIER_CHECK(m.payloads.size() <= kLimits.pieces);
+  std::string out =
+      absl::StrCat(m.session_id, "|", m.has_header, Show(m.header.prompt), "|",
+                   m.header.first_block, "|", m.header.block_count, "|", m.header.part.layer_group,
+                   "|", m.header.part.rank, "|", m.header.durability, "|", m.unverified);
+  for (const wire::SharedPayload& payload : m.payloads) {
+    absl::StrAppend(&out, ";", payload.offset, ",", payload.checksum);
+  }
+  return out;
+}
+
 std::string Show(const wire::LookupResponse& m) {
   std::string out = absl::StrCat(m.blocks, "|", m.tokens, "|", m.lease_id);
   for (const wire::TierRun& run : m.runs) {
@@ -125,6 +144,12 @@ void FuzzWire(std::span<const uint8_t> input) {
   });
   Check<wire::PieceList>(bytes, cut, [](wire::Slices slices, auto* out) {
     return wire::DecodeFetchResponse(slices, kLimits, out);
+  });
+  Check<wire::FetchSharedRequest>(bytes, cut, [](wire::Slices slices, auto* out) {
+    return wire::DecodeFetchSharedRequest(slices, kLimits, out);
+  });
+  Check<wire::StoreSharedRequest>(bytes, cut, [](wire::Slices slices, auto* out) {
+    return wire::DecodeStoreSharedRequest(slices, kLimits, out);
   });
   Check<wire::LookupResponse>(bytes, cut, [](wire::Slices slices, auto* out) {
     return wire::DecodeLookupResponse(slices, out);

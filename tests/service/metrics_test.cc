@@ -40,6 +40,10 @@ MetricsSnapshot Example() {
   ssd.payload_bytes_written = 1000;
   ssd.read_latency.counts[1] = 2;
   ssd.read_latency.count = 2;
+  SharedMemoryStats& shared = snapshot.shared_memory.emplace();
+  shared.sessions = 3;
+  shared.retired_bytes = 4096;
+  shared.stored_blocks = 17;
   stats.ssd_waiting_blocks = 7;
   stats.ssd_limited_blocks = 3;
   return snapshot;
@@ -54,6 +58,15 @@ TEST(MetricsTest, CountsAreExact) {
                           HasSubstr("kvtier_tier_used_bytes{tier=\"ram\"} 600\n"),
                           HasSubstr("kvtier_tier_read_bytes_total{tier=\"ram\"} 12345678901\n"),
                           HasSubstr("kvtier_tier_capacity_bytes{tier=\"ssd\"} 0\n")));
+}
+
+TEST(MetricsTest, SharedMemoryIsThereWhenItIsOffered) {
+  MetricsSnapshot snapshot = Example();
+  EXPECT_THAT(Text(snapshot), AllOf(HasSubstr("kvtier_shared_sessions 3\n"),
+                                    HasSubstr("kvtier_shared_retired_bytes 4096\n"),
+                                    HasSubstr("kvtier_shared_stored_blocks_total 17\n")));
+  snapshot.shared_memory.reset();
+  EXPECT_THAT(Text(snapshot), Not(HasSubstr("kvtier_shared_")));
 }
 
 TEST(MetricsTest, CurvesHaveAPointForEachPowerOfTwo) {

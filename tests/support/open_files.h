@@ -12,6 +12,7 @@ namespace kvtier {
 
 struct OpenFiles {
   uint64_t count = 0;        // file descriptors of this process
+  uint64_t memfds = 0;       // of those, of its memory
   uint64_t memfd_bytes = 0;  // memory behind its memfds, each counted once
 };
 
@@ -23,6 +24,7 @@ inline OpenFiles CountOpenFiles() {
     const std::string target = std::filesystem::read_symlink(entry.path(), error).string();
     if (error) continue;  // the iterator's own
     ++files.count;
+    files.memfds += target.starts_with("/memfd:kvtier");
     struct stat info {};
     if (target.starts_with("/memfd:kvtier") && stat(entry.path().c_str(), &info) == 0 &&
         memfds.insert(info.st_ino).second) {
