@@ -71,10 +71,12 @@ absl::StatusOr<RegisteredModel> ToModel(const v1::RegisterModelResponse& reply,
   return model;
 }
 
-absl::Status RunRelease(Core* core, uint64_t lease_id, uint32_t verified_blocks) {
+absl::Status RunRelease(Core* core, uint64_t lease_id, const client_internal::LeaseUse& use) {
   v1::ReleaseRequest request;
   request.set_lease_id(lease_id);
-  request.set_verified_blocks(verified_blocks);
+  request.set_verified_blocks(use.verified_blocks);
+  request.set_shared_bytes(use.shared_bytes);
+  request.set_shared_seconds(std::chrono::duration<double>(use.shared_time).count());
   core->lease_times().Close(lease_id);
   return core->Acknowledged(Rpc::kRelease, request.SerializeAsString());
 }
@@ -219,8 +221,8 @@ absl::Status Lease::Renew(Duration remaining) {
 absl::Status Lease::Release() {
   if (id_ == 0) return absl::NotFoundError("the lease is empty");
   const std::shared_ptr<Core> core = core_;
-  const uint32_t verified = core->leases().Close(id_);
-  return RunRelease(core.get(), Detach(), verified);
+  const client_internal::LeaseUse use = core->leases().Close(id_);
+  return RunRelease(core.get(), Detach(), use);
 }
 
 uint64_t Lease::Detach() {
@@ -351,7 +353,7 @@ absl::StatusOr<StoreReport> Client::Store(const Prompt& prompt, const StoreParam
 }
 
 absl::Status Client::Release(uint64_t lease_id, uint32_t verified_blocks) {
-  return RunRelease(core_.get(), lease_id, verified_blocks);
+  return RunRelease(core_.get(), lease_id, {.verified_blocks = verified_blocks});
 }
 
 absl::Status Client::Renew(uint64_t lease_id, Duration remaining) {

@@ -84,7 +84,10 @@ class LeaseFetch {
     SharedReader reader(params_, buffers_, visit_, core_->options().verify_shared);
     const auto on_part = [&](const SharedPart& part) -> absl::Status {
       if (watch_.over()) return absl::CancelledError("the lease has ended");
+      const TimePoint begun = core_->clock().Now();
       KVTIER_ASSIGN_OR_RETURN(const std::optional<FetchedBlock> block, reader.Read(part));
+      read_time_ += core_->clock().Now() - begun;
+      read_bytes_ += part.bytes.size();
       if (block.has_value()) {
         report.blocks[part.block - params_.first_block] = *block;
         ++report.shared;
@@ -100,6 +103,9 @@ class LeaseFetch {
     if (watch_.over()) return Ended();
     KVTIER_RETURN_IF_ERROR(statuses.status());
     core_->CountSharedFetch(report.shared);
+    // A visitor need not look at what it is shown.
+    const bool read = visit_ == nullptr || core_->options().verify_shared;
+    if (read) core_->leases().NoteShared(lease_id_, read_bytes_, read_time_);
     KVTIER_RETURN_IF_ERROR(FetchRest(*statuses, &report));
     while (report.leading < report.blocks.size() &&
            report.blocks[report.leading].status == FetchStatus::kOk) {
@@ -142,6 +148,8 @@ class LeaseFetch {
   const PieceVisitor* const visit_;
   const LeaseWatch watch_;
   const TimePoint deadline_;
+  uint64_t read_bytes_ = 0;  // out of shared memory
+  Duration read_time_ = Duration::zero();
 };
 
 }  // namespace

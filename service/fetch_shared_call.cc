@@ -1,5 +1,6 @@
 #include "service/fetch_shared_call.h"
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -59,8 +60,11 @@ bool FetchSharedCall::Build(Message* message) {
 // False when the stream ends here, with or without this block.
 bool FetchSharedCall::TakeBlock(wire::SharedBlock* out) {
   out->block = block_++;
+  const TimePoint asked = core_->clock->Now();
   const absl::StatusOr<PartView> view = session_->Next(out->block, deadline_);
   if (view.ok() && view->region != 0) {
+    bytes_[static_cast<int>(view->tier)] += view->bytes.size();
+    waited_[static_cast<int>(view->tier)] += core_->clock->Now() - asked;
     *out = {.block = out->block,
             .status = wire::kBlockStatusOk,
             .checksum = view->checksum,
@@ -79,6 +83,16 @@ bool FetchSharedCall::TakeBlock(wire::SharedBlock* out) {
   }
   stop_ = view.status();
   return false;
+}
+
+void FetchSharedCall::Drop() {
+  FetchStream::Drop();
+  for (const TierKind tier : kAllTiers) {
+    const int i = static_cast<int>(tier);
+    if (tier == TierKind::kRam || bytes_[i] == 0) continue;
+    const double seconds = std::chrono::duration<double>(waited_[i]).count();
+    core_->manager->speeds().RecordWaiting(tier, bytes_[i], seconds);
+  }
 }
 
 void FetchSharedCall::Count(const std::vector<wire::SharedBlock>& blocks) {

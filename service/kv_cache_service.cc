@@ -20,6 +20,7 @@ namespace kvtier {
 namespace {
 
 constexpr double kMaxPrefillRate = 1e9;  // tokens per second
+constexpr double kMostSharedSeconds = 1e6;
 
 template <typename Base>
 using WithRaw = v1::KvCache::WithRawCallbackMethod_Lookup<v1::KvCache::WithRawCallbackMethod_Fetch<
@@ -148,6 +149,7 @@ class KvCacheService final : public WithRaw<WithTyped<v1::KvCache::Service>> {
                           v1::RegisterModelResponse* response);
   absl::Status DoLookup(const Call& call, const grpc::ByteBuffer& request,
                         grpc::ByteBuffer* response);
+  absl::Status DoRelease(const v1::ReleaseRequest& request);
   absl::Status DoRenew(const v1::RenewRequest& request);
 
   ServiceCore core_;
@@ -268,10 +270,20 @@ grpc::ServerUnaryReactor* KvCacheService::Release(grpc::CallbackServerContext* c
   Call call(&core_, Rpc::kRelease, context);
   const UnaryAdmission admission(core_.registry);
   absl::Status status = admission.status();
-  if (status.ok()) status = core_.manager->Release(request->lease_id(), request->verified_blocks());
+  if (status.ok()) status = DoRelease(*request);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(call.End(status));
   return reactor;
+}
+
+absl::Status KvCacheService::DoRelease(const v1::ReleaseRequest& request) {
+  const double seconds = request.shared_seconds();
+  if (!(seconds >= 0 && seconds <= kMostSharedSeconds)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shared_seconds is ", seconds, ", the limits are 0 and ", kMostSharedSeconds));
+  }
+  return core_.manager->Release(request.lease_id(), request.verified_blocks(),
+                                {request.shared_bytes(), seconds});
 }
 
 absl::Status KvCacheService::DoRenew(const v1::RenewRequest& request) {

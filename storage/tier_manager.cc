@@ -406,7 +406,7 @@ std::shared_ptr<const PinSet> TierManager::RemoveLeaseLocked(LeaseId id) {
   return pins;
 }
 
-absl::Status TierManager::Release(LeaseId id, uint32_t verified_blocks) {
+absl::Status TierManager::Release(LeaseId id, uint32_t verified_blocks, SharedReading shared) {
   std::shared_ptr<const PinSet> pins;
   MutexLock lock(mutex_);
   const auto it = leases_.find(id);
@@ -418,17 +418,20 @@ absl::Status TierManager::Release(LeaseId id, uint32_t verified_blocks) {
     return absl::InvalidArgumentError(absl::StrCat("verified_blocks is ", verified_blocks,
                                                    ", the lease has ", blocks, " blocks"));
   }
-  CountVerifiedLocked(it->second, verified_blocks);
+  CountVerifiedLocked(it->second, verified_blocks, shared);
+  speeds_.RecordReading(shared.bytes, shared.seconds);
   pins = RemoveLeaseLocked(id);
   return absl::OkStatus();
 }
 
-void TierManager::CountVerifiedLocked(const Lease& lease, uint32_t blocks) {
+void TierManager::CountVerifiedLocked(const Lease& lease, uint32_t blocks,
+                                      const SharedReading& shared) {
   counts_.verified_blocks += blocks;
   if (blocks == 0 || lease.prefill_tokens_per_second <= 0) return;
   const uint64_t tokens = uint64_t{blocks} * models_[lease.model]->spec.block_tokens;
   counts_.prefill_seconds += static_cast<double>(tokens) / lease.prefill_tokens_per_second;
-  counts_.lease_fetch_seconds += std::chrono::duration<double>(lease.fetch_clock->Total()).count();
+  counts_.lease_fetch_seconds +=
+      std::chrono::duration<double>(lease.fetch_clock->Total()).count() + shared.seconds;
 }
 
 absl::Status TierManager::Renew(LeaseId id, Duration remaining) {

@@ -68,6 +68,11 @@ struct LookupOptions {
   // Of the engine that asks; 0: not known. With a lease: what prefill time it saves is counted.
   double prefill_tokens_per_second = 0;
 };
+// What a client copied out of shared memory by a lease, and how long that took it.
+struct SharedReading {
+  uint64_t bytes = 0;
+  double seconds = 0;
+};
 struct LookupResult {
   uint32_t blocks = 0;
   uint32_t block_tokens = 0;
@@ -207,7 +212,8 @@ class TierManager {
 
   // `verified_blocks`: fetched by the lease, checked by the client, and used. Errors: NOT_FOUND,
   // INVALID_ARGUMENT (more than the lease has; it stays).
-  absl::Status Release(LeaseId lease, uint32_t verified_blocks = 0);
+  // `shared`: what of them it read in shared memory.
+  absl::Status Release(LeaseId lease, uint32_t verified_blocks = 0, SharedReading shared = {});
   absl::Status Renew(LeaseId lease, Duration remaining);
   // The model whose blocks the lease pins. Errors: NOT_FOUND.
   absl::StatusOr<ModelId> LeaseModel(LeaseId lease) const;
@@ -364,7 +370,8 @@ class TierManager {
                           LookupResult* result, Walk* walk) KVTIER_EXCLUDES(mutex_);
   absl::StatusOr<LeaseId> AddLeaseLocked(const Model& model, std::shared_ptr<const PinSet> pins,
                                          const LookupOptions& options) KVTIER_REQUIRES(mutex_);
-  void CountVerifiedLocked(const Lease& lease, uint32_t blocks) KVTIER_REQUIRES(mutex_);
+  void CountVerifiedLocked(const Lease& lease, uint32_t blocks, const SharedReading& shared)
+      KVTIER_REQUIRES(mutex_);
   void EndAllLeases() KVTIER_EXCLUDES(mutex_);
   std::shared_ptr<const PinSet> RemoveLeaseLocked(LeaseId id) KVTIER_REQUIRES(mutex_);
   void AddPinLocked(EntryId block) KVTIER_REQUIRES(mutex_);

@@ -91,13 +91,28 @@ void TierSpeeds::Record(const FetchMeter& fetch) {
     return;
   }
   for (int tier = 0; tier < kTiers; ++tier) {
-    // A clock that stands still measures nothing.
-    if (fetch.bytes_[tier] == 0 || fetch.seconds_[tier] <= 0) continue;
-    windows_[tier].Add({static_cast<double>(fetch.bytes_[tier]), fetch.seconds_[tier]});
-    const TierSpeed line = windows_[tier].Fit();
-    published_[tier].first_byte.store(line.first_byte_seconds, std::memory_order_relaxed);
-    published_[tier].per_byte.store(line.seconds_per_byte, std::memory_order_relaxed);
+    AddLocked(tier, {static_cast<double>(fetch.bytes_[tier]), fetch.seconds_[tier]});
   }
+}
+
+void TierSpeeds::RecordReading(uint64_t bytes, double seconds) {
+  MutexLock lock(mutex_);
+  AddLocked(static_cast<int>(TierKind::kRam), {static_cast<double>(bytes), seconds});
+}
+
+void TierSpeeds::RecordWaiting(TierKind tier, uint64_t bytes, double seconds) {
+  const double reading = speed(TierKind::kRam).seconds_per_byte * static_cast<double>(bytes);
+  MutexLock lock(mutex_);
+  AddLocked(static_cast<int>(tier), {static_cast<double>(bytes), seconds + reading});
+}
+
+void TierSpeeds::AddLocked(int tier, Sample sample) {
+  if (sample.bytes <= 0 || sample.seconds <= 0)
+    return;  // a clock that stands still measures nothing
+  windows_[tier].Add(sample);
+  const TierSpeed line = windows_[tier].Fit();
+  published_[tier].first_byte.store(line.first_byte_seconds, std::memory_order_relaxed);
+  published_[tier].per_byte.store(line.seconds_per_byte, std::memory_order_relaxed);
 }
 
 void TierSpeeds::Window::Add(Sample sample) { samples_[added_++ % samples_.size()] = sample; }

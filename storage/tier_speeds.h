@@ -75,6 +75,11 @@ class TierSpeeds {
  public:
   // A fetch that ended well.
   void Record(const FetchMeter& fetch) KVTIER_EXCLUDES(mutex_);
+  // Of fetches through shared memory, whose bytes nobody sends. What a client took to read so many
+  // out of RAM, by its own word:
+  void RecordReading(uint64_t bytes, double seconds) KVTIER_EXCLUDES(mutex_);
+  // and what was waited for, until a slower tier's bytes were in RAM; the reading comes on top.
+  void RecordWaiting(TierKind tier, uint64_t bytes, double seconds) KVTIER_EXCLUDES(mutex_);
 
   TierSpeed speed(TierKind tier) const {
     const Published& at = published_[static_cast<int>(tier)];
@@ -108,6 +113,7 @@ class TierSpeeds {
     std::atomic<double> per_byte{0};
   };
 
+  void AddLocked(int tier, Sample sample) KVTIER_REQUIRES(mutex_);
   bool StalledLocked(const FetchMeter& fetch) KVTIER_REQUIRES(mutex_);
 
   std::array<Published, kTiers> published_;

@@ -65,6 +65,27 @@ TEST_F(ConfigTest, DefaultsPutTheSocketsInTheDataDirectory) {
   EXPECT_EQ(line->settings.size(), ConfigFields().size());
 }
 
+TEST_F(ConfigTest, SharedMemoryIsBesideTheFirstUnixSocket) {
+  const auto socket = [](std::vector<std::string> listen) {
+    Config config;
+    config.listen = std::move(listen);
+    return SharedMemorySocket(config);
+  };
+  EXPECT_EQ(socket({"unix:/tmp/d/kvtier.sock"}), "/tmp/d/kvtier.shm.sock");
+  EXPECT_EQ(socket({"127.0.0.1:1", "unix:/tmp/other", "unix:/tmp/x.sock"}), "/tmp/other.shm.sock");
+  EXPECT_EQ(socket({"127.0.0.1:1"}), "");
+}
+
+TEST_F(ConfigTest, UidsAreNumbers) {
+  EXPECT_TRUE(Read({"--shared-memory-uids", "0,1000,4294967294"}).ok());
+  for (const char* uids : {"4294967295", "root", "-1", "1000,x"}) {
+    EXPECT_THAT(Error({"--shared-memory-uids", uids}),
+                AllOf(HasSubstr("shared-memory-uids"), HasSubstr("0 to 4294967294")))
+        << uids;
+  }
+  EXPECT_FALSE(Read({"--shared-memory=false"})->config.shared_memory);
+}
+
 TEST_F(ConfigTest, FlagWinsOverEnvironmentOverFileOverDefault) {
   const std::string file = WriteFile("ram-bytes = \"1MiB\"\nmax-tokens = 7\ndrain-ms = 5\n");
   const auto line = Read({"--config", file.c_str(), "--ram-bytes", "3MiB"},

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <limits>
 #include <set>
 
 #include "tests/service/shared_calls.h"
@@ -167,6 +168,28 @@ TEST_F(FetchSharedTest, ADaemonWithoutSharedMemoryKnowsNoSession) {
   SharedCalls calls(&client, &session_);
   ExpectError(calls.Fetch(calls.FetchOf(1, 0, 1)).status, StatusCode::NOT_FOUND,
               {"no shared memory"});
+}
+
+TEST_F(FetchSharedTest, WhatTheClientTellsAtReleaseIsMeasured) {
+  const v1::Prompt prompt = TokenPrompt(model_, 1, 2);
+  client_.StoreAll(prompt, 0, Payloads(1, 2));
+  const uint64_t lease = client_.Lease(prompt, 1000);
+  ASSERT_TRUE(calls_.Fetch(calls_.FetchOf(lease, 0, 2)).status.ok());
+  EXPECT_FALSE(server_.manager().speeds().speed(TierKind::kRam).measured());
+  v1::ReleaseRequest release;
+  release.set_lease_id(lease);
+  release.set_shared_bytes(2 * kPart);
+  const auto tell = [&](double seconds) {
+    release.set_shared_seconds(seconds);
+    v1::ReleaseResponse response;
+    grpc::ClientContext context;
+    return client_.stub().Release(&context, release, &response);
+  };
+  for (const double seconds : {-1.0, 1.1e6, std::numeric_limits<double>::quiet_NaN()}) {
+    ExpectError(tell(seconds), StatusCode::INVALID_ARGUMENT, {"shared_seconds"});
+  }
+  EXPECT_TRUE(tell(0.01).ok());
+  EXPECT_NEAR(server_.manager().speeds().speed(TierKind::kRam).LoadSeconds(kPart), 0.005, 1e-6);
 }
 
 // Churn far beyond RAM does not touch what a lease names, and does once it has ended.

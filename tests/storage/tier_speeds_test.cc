@@ -51,6 +51,21 @@ FetchMeter Line(int tier, uint64_t bytes, double fixed, double per_byte) {
   return Fetch(messages);
 }
 
+// Shared memory: what clients tell is RAM's line, and a slower tier's has the reading on top.
+TEST(TierSpeedsTest, ReadingAndWaitingAreTwoThings) {
+  TierSpeeds speeds;
+  speeds.RecordReading(0, 1);
+  speeds.RecordReading(kMiB, 0);
+  EXPECT_FALSE(speeds.speed(TierKind::kRam).measured());
+  speeds.RecordReading(kMiB, kMiB * 1e-9);
+  EXPECT_NEAR(speeds.speed(TierKind::kRam).LoadSeconds(2 * kMiB), 2 * kMiB * 1e-9, 1e-6);
+  EXPECT_FALSE(speeds.speed(TierKind::kSsd).measured());
+  speeds.RecordWaiting(TierKind::kSsd, kMiB, kMiB * 3e-9);
+  EXPECT_NEAR(speeds.speed(TierKind::kSsd).LoadSeconds(2 * kMiB), 2 * kMiB * 4e-9, 1e-6);
+  EXPECT_NEAR(speeds.speed(TierKind::kRam).LoadSeconds(2 * kMiB), 2 * kMiB * 1e-9, 1e-6);
+  EXPECT_EQ(speeds.stalled_fetches(), 0u);
+}
+
 TEST(TierSpeedsTest, NothingIsMeasuredBeforeTheFirstFetch) {
   TierSpeeds speeds;
   EXPECT_FALSE(speeds.speed(TierKind::kRam).measured());

@@ -20,7 +20,8 @@ From another process (prints `ready listen=ADDRESS`, ends when its input does):
     python3 tests/support/grpc_proxy.py unix:/tmp/kvtier/kvtier.sock --method Fetch --cut 1 --every 2
 
 It passes messages on as bytes, of every method and service, with metadata both ways, deadlines, status
-and cancellation. A message is a response of the daemon, except in Store, where it is a request: there
+and cancellation, but for the socket that RegisterModel tells of: payload in shared memory would pass by
+the proxy and its faults. A message is a response of the daemon, except in Store, where it is a request: there
 `flip` and `cut` strike the stream of the one who stores. A daemon that is not there is UNAVAILABLE.
 """
 from __future__ import annotations
@@ -39,6 +40,8 @@ import grpc
 MAX_CALLS = 64  # at a time; each has a thread
 STOP_SECONDS = 10
 PATIENCE_SECONDS = 30
+# RegisterModelResponse.shared_memory_socket, empty; of a field given twice the last one counts.
+_NO_SHARED_MEMORY = b"\x3a\x00"
 # An attempt to connect has 5 s, on a loaded machine too; after one that was refused the next comes soon.
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1),
             ("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", 5000),
@@ -220,7 +223,8 @@ class GrpcProxy(grpc.GenericRpcHandler):
             call.cancel()
         try:
             context.send_initial_metadata(call.initial_metadata())
-            yield from call if storing else _spoil(fault, gone, call)
+            replies = _without_shared_memory(call) if method == "RegisterModel" else call
+            yield from replies if storing else _spoil(fault, gone, replies)
         except _Cut:
             call.cancel()
             context.abort(grpc.StatusCode.UNAVAILABLE, "proxy: the stream was cut")
@@ -268,6 +272,11 @@ class GrpcProxy(grpc.GenericRpcHandler):
         with self._lock:
             upstream = self._upstream
         return upstream.stream_stream(details.method)(requests, timeout=timeout, metadata=metadata)
+
+
+def _without_shared_memory(replies: Iterable[bytes]) -> Iterator[bytes]:
+    for reply in replies:
+        yield reply + _NO_SHARED_MEMORY
 
 
 def _spoil(fault: Fault, gone: threading.Event, messages: Iterable[bytes]) -> Iterator[bytes]:

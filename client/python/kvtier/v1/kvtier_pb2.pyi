@@ -257,12 +257,16 @@ class RegisterModelResponse(_message.Message):
     def __init__(self, model_id: _Optional[bytes] = ..., part_bytes: _Optional[_Iterable[int]] = ..., block_bytes: _Optional[int] = ..., layer_groups: _Optional[int] = ..., tensor_parallel: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierCapacity, _Mapping]]] = ..., shared_memory_socket: _Optional[str] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ["lease_id", "verified_blocks"]
+    __slots__ = ["lease_id", "shared_bytes", "shared_seconds", "verified_blocks"]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
+    shared_bytes: int
+    shared_seconds: float
     verified_blocks: int
-    def __init__(self, lease_id: _Optional[int] = ..., verified_blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[int] = ..., verified_blocks: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., shared_seconds: _Optional[float] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
     __slots__ = []
