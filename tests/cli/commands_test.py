@@ -516,6 +516,37 @@ class WithDaemon(DaemonTestCase):
             self.assertEqual(len(file.readlines()), 10)
         self.assertEqual(os.path.basename(second["files"][0]), "recording-000002-000001.jsonl")
 
+    def test_a_recording_outlives_a_kill(self):
+        """kill -9 in the middle: every whole line is a request, whatever comes after the last."""
+        recorded = 0
+        for life in range(1, 5):
+            path = self.admin("record", "start")["files"][0]
+            self.assertTrue(path.endswith(f"recording-{life:06d}-000001.jsonl"), path)
+            replay = subprocess.Popen(
+                [KVTIER, "replay", "--server", self.daemon.address, "--requests", "100000",
+                 "--block-bytes", "64", "--json"], env=support.environment(),
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            end = time.monotonic() + SECONDS
+            while os.path.getsize(path) < life * 5000:
+                self.assertIsNone(replay.poll())
+                self.assertLess(time.monotonic(), end)
+            self.daemon.kill()
+            self.daemon.close()
+            replay.wait(timeout=SECONDS)
+            with open(path, "rb") as file:
+                lines = file.read().split(b"\n")
+            for line in lines[:-1]:
+                self.assertGreater(len(json.loads(line)["hash_ids"]), 0)
+            code, out, err = kvtier("simulate", "--trace", path, "--capacity", "1000", "--json",
+                                    "--policy", "lru", "--skip-bad-lines")
+            self.assertEqual(code, 0, err)
+            simulated = one_document(out)
+            self.assertEqual(simulated["requests"], len(lines) - 1)
+            recorded += simulated["requests"]
+            self.start()
+            self.assertFalse(self.admin("record", "status")["on"])
+        self.assertGreater(recorded, 100)
+
     def test_limits_of_a_recording_are_named(self):
         error = self.admin("record", "start", "--max-file-bytes", "1KiB", code=1)["error"]
         self.assertIn("max_file_bytes is 1024, the limits are 65536", error["message"])
