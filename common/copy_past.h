@@ -12,4 +12,8 @@ namespace kvtier {
 void CopyPast(std::byte* to, std::span<const std::byte> from);
 void FinishCopies();
 
+// The same, and a copy that stays in the cache: `kept` has room for from.size() bytes. Each byte of
+// `from` is read once, so the two are equal even if somebody changes it meanwhile.
+void CopyPastAndKeep(std::byte* to, std::byte* kept, std::span<const std::byte> from);
+
 }  // namespace kvtier

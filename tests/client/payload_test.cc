@@ -6,6 +6,7 @@
 
 #include "common/block_key.h"
 #include "common/copy_past.h"
+#include "common/hashed_copy.h"
 #include "common/running_checksum.h"
 
 namespace kvtier {
@@ -47,6 +48,27 @@ TEST(CopyPastTest, CopiesExactlyTheBytesAtAnyAlignment) {
       for (size_t i = 0; i < to.size(); ++i) {
         const bool outside = i < shift || i >= shift + size;
         ASSERT_TRUE(!outside || to[i] == std::byte{0xee}) << size << " " << shift << " " << i;
+      }
+    }
+  }
+}
+
+TEST(HashedCopyTest, CopiesAndHashesExactlyTheBytes) {
+  std::mt19937_64 random(3);
+  const std::vector<std::byte> from = RandomBytes(random, 20'000);
+  for (const auto copy : {&HashAndCopyPast, &HashAndCopy, &HashAndCopyPastOnce}) {
+    for (size_t size : {0u, 1u, 255u, 2047u, 2048u, 2049u, 4096u, 6144u, 6145u, 19'000u}) {
+      for (size_t shift : {0u, 1u, 40u, 64u}) {
+        std::vector<std::byte> to(20'000, std::byte{0xee});
+        RunningChecksum checksum;
+        copy(to.data() + shift, std::span(from).subspan(shift, size), &checksum);
+        FinishCopies();
+        EXPECT_EQ(checksum.Value(), PayloadChecksum(from.data() + shift, size));
+        ASSERT_EQ(std::memcmp(to.data() + shift, from.data() + shift, size), 0) << size << shift;
+        for (size_t i = 0; i < to.size(); ++i) {
+          const bool outside = i < shift || i >= shift + size;
+          ASSERT_TRUE(!outside || to[i] == std::byte{0xee}) << size << " " << shift << " " << i;
+        }
       }
     }
   }

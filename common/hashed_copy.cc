@@ -1,0 +1,64 @@
+#include "common/hashed_copy.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "common/copy_past.h"
+
+namespace kvtier {
+namespace {
+
+constexpr size_t kLine = 64;
+constexpr size_t kAhead = 4096;
+// Measured, memory to memory, in GB/s of CPU time where CopyPast alone has 8.6 and memcpy 6.1: 7.4
+// (6.3 with pieces of 4 KiB and no prefetch, 5.2 with 64 KiB).
+constexpr size_t kPiece = 2048;
+// 6.4 (5.9 with 2 KiB; 5.0 where the copy is made first, 16 KiB at a time, and then hashed).
+constexpr size_t kKeptPiece = 1024;
+
+// Into the second cache: the first would lose what is being hashed.
+void PrefetchPiece(std::span<const std::byte> from, size_t piece) {
+  if (from.size() <= kAhead) return;
+  const size_t end = std::min(from.size(), kAhead + piece);
+  for (size_t i = kAhead; i < end; i += kLine) __builtin_prefetch(from.data() + i, 0, 2);
+}
+
+}  // namespace
+
+void HashAndCopyPast(std::byte* to, std::span<const std::byte> from, RunningChecksum* checksum) {
+  while (!from.empty()) {
+    PrefetchPiece(from, kPiece);
+    const std::span<const std::byte> piece = from.first(std::min(from.size(), kPiece));
+    checksum->Update(piece);
+    CopyPast(to, piece);
+    to += piece.size();
+    from = from.subspan(piece.size());
+  }
+}
+
+void HashAndCopy(std::byte* to, std::span<const std::byte> from, RunningChecksum* checksum) {
+  while (!from.empty()) {
+    PrefetchPiece(from, kPiece);
+    const std::span<const std::byte> piece = from.first(std::min(from.size(), kPiece));
+    checksum->Update(piece);
+    std::memcpy(to, piece.data(), piece.size());
+    to += piece.size();
+    from = from.subspan(piece.size());
+  }
+}
+
+void HashAndCopyPastOnce(std::byte* to, std::span<const std::byte> from,
+                         RunningChecksum* checksum) {
+  alignas(kLine) std::array<std::byte, kKeptPiece> kept;
+  while (!from.empty()) {
+    PrefetchPiece(from, kKeptPiece);
+    const size_t bytes = std::min(from.size(), kKeptPiece);
+    CopyPastAndKeep(to, kept.data(), from.first(bytes));
+    checksum->Update(std::span(kept).first(bytes));
+    to += bytes;
+    from = from.subspan(bytes);
+  }
+}
+
+}  // namespace kvtier
