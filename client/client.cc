@@ -362,4 +362,6 @@ absl::Status Client::Renew(uint64_t lease_id, Duration remaining) {
 
 ClientCounters Client::counters() const { return core_->counters(); }
 
+bool Client::has_shared_memory() const { return core_->shared_memory().Session() != nullptr; }
+
 }  // namespace kvtier

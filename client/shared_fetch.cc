@@ -4,12 +4,13 @@
 #include <string>
 
 #include "common/copy_past.h"
+#include "common/hashed_copy.h"
 #include "kvtier/v1/kvtier.pb.h"
 
 namespace kvtier::client_internal {
 namespace {
 
-// Stays in the core's own cache between hashing and copying.
+// Stays in the core's own cache between hashing and being seen.
 constexpr size_t kPiece = size_t{64} << 10;
 
 absl::Status Broken(const v1::SharedBlock& block, const std::string& what) {
@@ -145,17 +146,23 @@ absl::StatusOr<std::optional<FetchedBlock>> SharedReader::Read(const SharedPart&
                                             buffer.size()));
   }
   if (verify_) checksum_.Restart();
-  for (size_t offset = 0; offset < part.bytes.size(); offset += kPiece) {
-    const auto piece = part.bytes.subspan(offset, std::min(kPiece, part.bytes.size() - offset));
-    if (verify_) checksum_.Update(piece);
-    if (visit_ != nullptr) {
-      (*visit_)(PieceView{part.block, offset, part.bytes.size(), piece});
-    } else {
-      CopyPast(buffer.data() + offset, piece);
-    }
+  if (visit_ != nullptr) {
+    Show(part);
+  } else if (verify_) {
+    HashAndCopyPast(buffer.data(), part.bytes, &checksum_);
+  } else {
+    CopyPast(buffer.data(), part.bytes);
   }
   if (verify_ && checksum_.Value() != part.checksum) return std::nullopt;
   return FetchedBlock{FetchStatus::kOk, part.bytes.size(), part.checksum};
+}
+
+void SharedReader::Show(const SharedPart& part) {
+  for (size_t offset = 0; offset < part.bytes.size(); offset += kPiece) {
+    const auto piece = part.bytes.subspan(offset, std::min(kPiece, part.bytes.size() - offset));
+    if (verify_) checksum_.Update(piece);
+    (*visit_)(PieceView{part.block, offset, part.bytes.size(), piece});
+  }
 }
 
 }  // namespace kvtier::client_internal

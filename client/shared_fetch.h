@@ -52,8 +52,8 @@ absl::StatusOr<std::vector<SharedStatus>> CallFetchShared(Core* core, SharedSess
                                                           const FetchParams& params, Duration limit,
                                                           const OnSharedPart& on_part);
 
-// Copies parts into buffers or shows them to a visitor, piece by piece; each piece is hashed just
-// before, so that it is read from memory once. Not thread-safe.
+// Copies parts into buffers or shows them to a visitor, piece by piece, and hashes each piece while
+// it is in the CPU's cache: it is read from memory once. Not thread-safe.
 class SharedReader {
  public:
   // What the arguments point at must outlive the reader. `visit` null: copy into `buffers`.
@@ -66,6 +66,8 @@ class SharedReader {
   absl::StatusOr<std::optional<FetchedBlock>> Read(const SharedPart& part);
 
  private:
+  void Show(const SharedPart& part);
+
   const FetchParams& params_;
   const std::span<const std::span<std::byte>> buffers_;
   const PieceVisitor* const visit_;

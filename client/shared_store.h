@@ -43,10 +43,11 @@ class SharedStore {
 
   void MakeBatches();
   bool IsLast(const Batch& batch) const { return batch.last == payloads_.size(); }
+  bool Durable() const { return params_.durability == StoreDurability::kDurable; }
   std::string Fill(const Batch& batch, std::span<std::byte> half, uint64_t half_offset);
   void Copy(std::span<const std::byte> payload, std::byte* to, v1::SharedPayload* out);
-  absl::Status Send(const std::string& head, Duration limit, v1::StoreResponse* reply);
-  absl::Status Take(const Batch& batch, const Call& call);
+  void Send(Call* call);
+  absl::Status Take(const Batch& batch, Call* call);
   void RefuseRest(uint32_t first, uint32_t last, StoreRefusal refusal);
 
   Core* const core_;
@@ -57,6 +58,8 @@ class SharedStore {
   const uint64_t half_bytes_;
   bool fits_ = true;
   std::vector<Batch> batches_;
+  TimePoint end_;
+  bool stopped_ = false;  // the calls' own: they run one after the other
   StoreReport* report_ = nullptr;
   uint32_t stored_;
   RunningChecksum checksum_;

@@ -379,6 +379,9 @@ class Client {
   absl::Status Renew(uint64_t lease_id, Duration remaining);
 
   ClientCounters counters() const;
+  // Whether there is a session of shared memory now; makes one if it can. A model must have been
+  // registered.
+  bool has_shared_memory() const;
 
  private:
   explicit Client(std::shared_ptr<client_internal::Core> core);
