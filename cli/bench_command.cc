@@ -5,6 +5,7 @@
 #include "cli/bench_lookup.h"
 #include "cli/bench_report.h"
 #include "cli/bench_setup.h"
+#include "cli/bench_shared.h"
 #include "cli/bench_ssd.h"
 #include "cli/bench_transfer.h"
 #include "cli/commands.h"
@@ -32,13 +33,15 @@ absl::Status LookupAndIndex(BenchSetup& setup, BenchReport* report) {
 }
 
 // A daemon of somebody else's is not asked to push blocks out of its RAM.
-absl::Status FetchAndSsd(BenchSetup& setup, BenchReport* report) {
+absl::Status AllFetches(BenchSetup& setup, BenchReport* report) {
   KVTIER_RETURN_IF_ERROR(BenchFetch(setup, report));
+  KVTIER_RETURN_IF_ERROR(BenchFetchShared(setup, report));
   return setup.options().server.empty() ? BenchFetchSsd(setup, report) : absl::OkStatus();
 }
 
-absl::Status StoreAndSsd(BenchSetup& setup, BenchReport* report) {
+absl::Status AllStores(BenchSetup& setup, BenchReport* report) {
   KVTIER_RETURN_IF_ERROR(BenchStore(setup, report));
+  KVTIER_RETURN_IF_ERROR(BenchStoreShared(setup, report));
   return setup.options().server.empty() ? BenchStoreSsd(setup, report) : absl::OkStatus();
 }
 
@@ -101,12 +104,14 @@ void AddBenchCommand(CLI::App& parent, Invocation* invocation) {
                    "Blocks of the index whose memory is measured")
       ->check(CLI::Range(uint64_t{1}, uint64_t{100'000'000}))
       ->capture_default_str();
-  AddTransferOptions(AddBench(*bench, "store", "Store beside a bare gRPC stream of the same bytes",
-                              options, StoreAndSsd, invocation),
-                     options.get());
-  AddTransferOptions(AddBench(*bench, "fetch", "Fetch beside a bare gRPC stream of the same bytes",
-                              options, FetchAndSsd, invocation),
-                     options.get());
+  AddTransferOptions(
+      AddBench(*bench, "store", "Store beside a bare gRPC stream, or a copy, of the same bytes",
+               options, AllStores, invocation),
+      options.get());
+  AddTransferOptions(
+      AddBench(*bench, "fetch", "Fetch beside a bare gRPC stream, or a copy, of the same bytes",
+               options, AllFetches, invocation),
+      options.get());
   AddBenchLoadCommand(*bench, invocation);
   AddCeilingServer(parent, invocation);
 }

@@ -19,7 +19,7 @@ bool LimitIsWrong(const BenchRow& row) {
 }
 
 bool IsLatency(const BenchRow& row) {
-  return row.kind == BenchRow::Kind::kLatency || row.kind == BenchRow::Kind::kDiskLatency;
+  return row.kind == BenchRow::Kind::kLatency || row.kind == BenchRow::Kind::kLooseLatency;
 }
 
 bool MeetsTarget(const BenchRow& row) {
@@ -82,16 +82,16 @@ void BenchReport::AddLatency(const std::string& name, std::vector<double> latenc
   Add(BenchRow::Kind::kLatency, name, std::move(latencies), limit_name, limits, target);
 }
 
-void BenchReport::AddDiskRate(const std::string& name, std::vector<double> rates,
-                              const std::string& limit_name, const std::vector<double>& limits,
-                              double target) {
-  Add(BenchRow::Kind::kDiskRate, name, std::move(rates), limit_name, limits, target);
+void BenchReport::AddLooseRate(const std::string& name, std::vector<double> rates,
+                               const std::string& limit_name, const std::vector<double>& limits,
+                               double target) {
+  Add(BenchRow::Kind::kLooseRate, name, std::move(rates), limit_name, limits, target);
 }
 
-void BenchReport::AddDiskLatency(const std::string& name, std::vector<double> latencies,
-                                 const std::string& limit_name, const std::vector<double>& limits,
-                                 double target) {
-  Add(BenchRow::Kind::kDiskLatency, name, std::move(latencies), limit_name, limits, target);
+void BenchReport::AddLooseLatency(const std::string& name, std::vector<double> latencies,
+                                  const std::string& limit_name, const std::vector<double>& limits,
+                                  double target) {
+  Add(BenchRow::Kind::kLooseLatency, name, std::move(latencies), limit_name, limits, target);
 }
 
 void BenchReport::AddFact(const std::string& name, double value, const std::string& unit) {

@@ -120,8 +120,7 @@ absl::Status BenchSetup::StartCeilingServer(const std::string& own_path) {
   return WaitForServer(ceiling_address_, ceiling_server_.get());
 }
 
-absl::StatusOr<std::unique_ptr<Client>> BenchSetup::ConnectClient() const {
-  ClientOptions options;
+absl::StatusOr<std::unique_ptr<Client>> BenchSetup::ConnectClient(ClientOptions options) const {
   options.address = daemon_address_;
   // What takes longer than an engine would wait is still a figure.
   options.lookup_deadline = std::chrono::seconds(10);

@@ -73,7 +73,8 @@ class BenchSetup {
 
   const BenchOptions& options() const { return options_; }
   const Output& output() const { return output_; }
-  absl::StatusOr<std::unique_ptr<Client>> ConnectClient() const;
+  // To the daemon; the address and the deadlines are not the caller's.
+  absl::StatusOr<std::unique_ptr<Client>> ConnectClient(ClientOptions options = {}) const;
   absl::StatusOr<std::unique_ptr<bench::CeilingClient>> ConnectCeiling() const;
   // Stops the private daemon. An error when it did not end well.
   absl::Status Stop();

@@ -222,8 +222,8 @@ absl::Status MeasureTier(const BenchSetup& setup, const std::string& dir, BenchR
     reads.limits.push_back(Rate(disk->bytes(), raw_read));
   }
   const double handed_in = static_cast<double>(tier->bytes()) * setup.options().rounds;
-  report->AddDiskRate("ssd_write", writes.ours, kWrite, writes.limits, kTarget);
-  report->AddDiskRate("ssd_read", reads.ours, kRead, reads.limits, kTarget);
+  report->AddLooseRate("ssd_write", writes.ours, kWrite, writes.limits, kTarget);
+  report->AddLooseRate("ssd_read", reads.ours, kRead, reads.limits, kTarget);
   report->AddFact("ssd_write_amplification", static_cast<double>(device_bytes) / handed_in,
                   "bytes to the device a byte of payload");
   return absl::OkStatus();
@@ -245,7 +245,7 @@ absl::Status MeasureDurable(const BenchSetup& setup, const std::string& dir, Ben
     rates.ours.push_back(Rate(kTransferBytes, store));
     rates.limits.push_back(Rate(kTransferBytes, raw));
   }
-  report->AddDiskRate("store_durable", rates.ours, kWrite, rates.limits, 0);
+  report->AddLooseRate("store_durable", rates.ours, kWrite, rates.limits, 0);
   return daemon->Stop();
 }
 
@@ -276,8 +276,8 @@ absl::Status BenchFetchSsd(const BenchSetup& setup, BenchReport* report) {
     latencies.ours.push_back(one * 1e6);
     latencies.limits.push_back(raw_one * 1e6);
   }
-  report->AddDiskRate("fetch_ssd", rates.ours, kRead, rates.limits, kTarget);
-  report->AddDiskLatency("fetch_ssd_one", latencies.ours, kReadOne, latencies.limits, 0);
+  report->AddLooseRate("fetch_ssd", rates.ours, kRead, rates.limits, kTarget);
+  report->AddLooseLatency("fetch_ssd_one", latencies.ours, kReadOne, latencies.limits, 0);
   return daemon->Stop();
 }
 

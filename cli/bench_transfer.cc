@@ -1,14 +1,13 @@
 #include "cli/bench_transfer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "cli/bench_crew.h"
 #include "common/block_key.h"
-#include "common/executor.h"
-#include "common/mutex.h"
 
 namespace kvtier::cli {
 namespace {
@@ -29,7 +28,7 @@ class Worker {
  public:
   static absl::StatusOr<std::unique_ptr<Worker>> Make(const BenchSetup& setup, uint32_t number) {
     std::unique_ptr<Worker> worker(new Worker(number));
-    KVTIER_ASSIGN_OR_RETURN(worker->client_, setup.ConnectClient());
+    KVTIER_ASSIGN_OR_RETURN(worker->client_, setup.ConnectClient({.shared_memory = false}));
     KVTIER_ASSIGN_OR_RETURN(worker->ceiling_, setup.ConnectCeiling());
     KVTIER_ASSIGN_OR_RETURN(
         const RegisteredModel model,
@@ -78,6 +77,7 @@ class Worker {
     return absl::DataLossError("wrong bytes were fetched");
   }
 
+  uint64_t bytes() const { return kTransferBytes; }
   absl::Status BareDown(Receiver receiver) {
     return ceiling_->StreamDown(kTransferBytes, receiver);
   }
@@ -110,83 +110,19 @@ class Worker {
   Prompt prompt_;
 };
 
-using Work = std::function<absl::Status(Worker&)>;
+using TransferCrew = Crew<Worker>;
+using Work = TransferCrew::Work;
 
-// The workers of a row, each on a thread of its own.
-class Crew {
- public:
-  static absl::StatusOr<std::unique_ptr<Crew>> Make(const BenchSetup& setup, int size) {
-    std::unique_ptr<Crew> crew(new Crew(size));
-    for (int i = 0; i < size; ++i) {
-      KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Make(setup, i));
-      crew->workers_.push_back(std::move(worker));
-    }
-    return crew;
+absl::StatusOr<std::unique_ptr<TransferCrew>> MakeCrew(const BenchSetup& setup, int size) {
+  std::vector<std::unique_ptr<Worker>> workers;
+  for (int i = 0; i < size; ++i) {
+    KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Make(setup, i));
+    workers.push_back(std::move(worker));
   }
-
-  // All do it at the same time; GB/s from the first start to the last end.
-  absl::StatusOr<double> Rate(const Work& work) {
-    const auto start = std::chrono::steady_clock::now();
-    for (const std::unique_ptr<Worker>& worker : workers_) {
-      pool_.Run([this, &work, &worker] { Done(work(*worker)); });
-    }
-    const absl::Status status = WaitForAll();
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    KVTIER_RETURN_IF_ERROR(status);
-    return static_cast<double>(kTransferBytes * workers_.size()) / taken.count() / 1e9;
-  }
-  absl::Status Do(const Work& work) { return Rate(work).status(); }
-
-  Worker& first() { return *workers_.front(); }
-
- private:
-  explicit Crew(int size) : pool_(size) {}
-
-  void Done(const absl::Status& status) {
-    MutexLock lock(mutex_);
-    ++done_;
-    status_.Update(status);
-    all_done_.NotifyOne();
-  }
-  absl::Status WaitForAll() {
-    MutexLock lock(mutex_);
-    while (done_ < workers_.size()) all_done_.Wait(mutex_);
-    done_ = 0;
-    return std::exchange(status_, absl::OkStatus());
-  }
-
-  std::vector<std::unique_ptr<Worker>> workers_;
-  Mutex mutex_;
-  CondVar all_done_;
-  size_t done_ KVTIER_GUARDED_BY(mutex_) = 0;
-  absl::Status status_ KVTIER_GUARDED_BY(mutex_);
-  ThreadPool pool_;  // last: its threads end first
-};
-
-// One thing that is measured.
-struct Arm {
-  std::string name;
-  Work work;
-  std::vector<double> rates;
-};
-
-// All arms by turns, so that a slow phase of the machine meets all of them; the first round warms
-// up.
-absl::Status RunArms(const BenchSetup& setup, Crew& crew, const Work& before_round,
-                     std::vector<Arm>* arms) {
-  for (int round = -1; round < setup.options().rounds; ++round) {
-    KVTIER_RETURN_IF_ERROR(crew.Do(before_round));
-    for (Arm& arm : *arms) {
-      KVTIER_ASSIGN_OR_RETURN(const double rate, crew.Rate(arm.work));
-      if (round >= 0) arm.rates.push_back(rate);
-    }
-    setup.output().Progress(
-        absl::StrCat("bench: round ", round + 1, " of ", setup.options().rounds));
-  }
-  return absl::OkStatus();
+  return std::make_unique<TransferCrew>(std::move(workers));
 }
 
-void AddMemcpy(Crew& crew, int rounds, BenchReport* report) {
+void AddMemcpy(TransferCrew& crew, int rounds, BenchReport* report) {
   std::vector<double> rates;
   for (int round = 0; round < rounds; ++round) {
     rates.push_back(static_cast<double>(kTransferBytes) / crew.first().CopySeconds() / 1e9);
@@ -196,40 +132,48 @@ void AddMemcpy(Crew& crew, int rounds, BenchReport* report) {
 
 absl::Status FetchRows(BenchSetup& setup, int clients, const std::string& suffix,
                        BenchReport* report) {
-  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<Crew> crew, Crew::Make(setup, clients));
+  KVTIER_ASSIGN_OR_RETURN(const auto crew, MakeCrew(setup, clients));
   KVTIER_RETURN_IF_ERROR(crew->Do([](Worker& worker) { return worker.Store(); }));
   KVTIER_RETURN_IF_ERROR(crew->Do([](Worker& worker) { return worker.Fetch(); }));
   KVTIER_RETURN_IF_ERROR(crew->Do([](Worker& worker) { return worker.Compare(); }));
-  std::vector<Arm> arms = {
-      {"drop", [](Worker& worker) { return worker.BareDown(Receiver::kDrops); }, {}},
-      {"view", [](Worker& worker) { return worker.FetchViews(); }, {}},
-      {"copy", [](Worker& worker) { return worker.BareDown(Receiver::kCopies); }, {}},
-      {"fetch", [](Worker& worker) { return worker.Fetch(); }, {}},
+  const auto rate_of = [&crew](Work work) {
+    return Arm{[&crew, work = std::move(work)] { return crew->Rate(work); }};
   };
-  const Work nothing = [](Worker&) { return absl::OkStatus(); };
-  KVTIER_RETURN_IF_ERROR(RunArms(setup, *crew, nothing, &arms));
-  report->AddRate("fetch" + suffix, arms[3].rates, kCopies, arms[2].rates, kFetchTarget);
-  report->AddRate("fetch" + suffix + "_of_drop", arms[3].rates, kDrops, arms[0].rates, 0);
-  report->AddRate("fetch_view" + suffix, arms[1].rates, kDrops, arms[0].rates, kFetchTarget);
+  std::vector<Arm> arms = {
+      rate_of([](Worker& worker) { return worker.BareDown(Receiver::kDrops); }),
+      rate_of([](Worker& worker) { return worker.FetchViews(); }),
+      rate_of([](Worker& worker) { return worker.BareDown(Receiver::kCopies); }),
+      rate_of([](Worker& worker) { return worker.Fetch(); }),
+  };
+  KVTIER_RETURN_IF_ERROR(RunArms(
+      setup, [] { return absl::OkStatus(); }, &arms));
+  report->AddRate("fetch" + suffix, arms[3].figures, kCopies, arms[2].figures, kFetchTarget);
+  report->AddRate("fetch" + suffix + "_of_drop", arms[3].figures, kDrops, arms[0].figures, 0);
+  report->AddRate("fetch_view" + suffix, arms[1].figures, kDrops, arms[0].figures, kFetchTarget);
   if (clients == 1) AddMemcpy(*crew, setup.options().rounds, report);
   return absl::OkStatus();
 }
 
 absl::Status StoreRows(BenchSetup& setup, int clients, const std::string& suffix,
                        BenchReport* report) {
-  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<Crew> crew, Crew::Make(setup, clients));
+  KVTIER_ASSIGN_OR_RETURN(const auto crew, MakeCrew(setup, clients));
+  const auto rate_of = [&crew](Work work) {
+    return Arm{[&crew, work = std::move(work)] { return crew->Rate(work); }};
+  };
   std::vector<Arm> arms = {
-      {"drop", [](Worker& worker) { return worker.BareUp(Receiver::kDrops); }, {}},
-      {"copy", [](Worker& worker) { return worker.BareUp(Receiver::kCopies); }, {}},
-      {"store", [](Worker& worker) { return worker.Store(); }, {}},
+      rate_of([](Worker& worker) { return worker.BareUp(Receiver::kDrops); }),
+      rate_of([](Worker& worker) { return worker.BareUp(Receiver::kCopies); }),
+      rate_of([](Worker& worker) { return worker.Store(); }),
   };
-  const Work fresh = [](Worker& worker) {
-    worker.NextPrompt();
-    return absl::OkStatus();
+  const auto fresh = [&crew] {
+    return crew->Do([](Worker& worker) {
+      worker.NextPrompt();
+      return absl::OkStatus();
+    });
   };
-  KVTIER_RETURN_IF_ERROR(RunArms(setup, *crew, fresh, &arms));
-  report->AddRate("store" + suffix, arms[2].rates, kCopies, arms[1].rates, kStoreTarget);
-  report->AddRate("store" + suffix + "_of_drop", arms[2].rates, kDrops, arms[0].rates, 0);
+  KVTIER_RETURN_IF_ERROR(RunArms(setup, fresh, &arms));
+  report->AddRate("store" + suffix, arms[2].figures, kCopies, arms[1].figures, kStoreTarget);
+  report->AddRate("store" + suffix + "_of_drop", arms[2].figures, kDrops, arms[0].figures, 0);
   if (clients == 1) AddMemcpy(*crew, setup.options().rounds, report);
   return absl::OkStatus();
 }
