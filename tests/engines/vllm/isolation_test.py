@@ -1,5 +1,8 @@
 """What keeps blocks apart, through vLLM: change any one thing, nothing hits; change nothing, all does."""
 import dataclasses
+import pathlib
+import shutil
+import tempfile
 import unittest
 
 import models
@@ -47,6 +50,24 @@ class IsolationTest(unittest.TestCase):
             for how in ways:
                 with self.subTest("again", **how):
                     self.assertEqual(self.cached(engine, **how), ALL)
+
+    def test_an_adapter_that_is_being_written(self):
+        """vLLM answers with what it has loaded; nothing is found or kept until the file is whole again."""
+        with tempfile.TemporaryDirectory(prefix="kvtier_adapter_") as folder:
+            shutil.copytree(models.adapter(seed=1), folder, dirs_exist_ok=True)
+            file = pathlib.Path(folder, "adapter_model.safetensors")
+            whole, how = file.read_bytes(), {"adapter": ("one", 1, folder)}
+            with kvtierd() as daemon, self.engine(daemon, models.model(), enable_lora=True, max_lora_rank=8,
+                                                  multiprocess=True) as engine:
+                self.check(engine, daemon, **how)
+                held = daemon.status().blocks
+                file.write_bytes(whole[:100])
+                self.assertEqual([self.cached(engine, **how) for _ in range(2)], [0, 0])
+                self.assertEqual(self.cached(engine), 0)  # of a request without, all is as ever
+                daemon.wait_blocks(held + BLOCKS)
+                self.assertEqual(daemon.status().blocks, held + BLOCKS)
+                file.write_bytes(whole)
+                self.assertEqual(self.cached(engine, **how), ALL)
 
     def test_model_dtype_revision(self):
         """Engines of one shape, each in a process of its own; the first one hits again at the end."""

@@ -19,14 +19,17 @@ all their blocks. With it on, vLLM cannot recover from a block that failed to lo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvtier import Client, ClientOptions, ModelSpec, Namespace
+from kvtier import Client, ClientOptions, InvalidArgument, ModelSpec, Namespace
 from kvtier.engines import vllm_compat as compat
 from kvtier.engines.paged import (
     ModelHandle,
     Progress,
+    RequestStep,
     SchedulerCounters,
     SchedulerHalf,
     SchedulerOptions,
@@ -47,6 +50,8 @@ EXTRA = "kv_connector_extra_config"
 IDLE_WAIT_SECONDS = 0.005
 PINNED_SHARE = 4  # at most one block in four may be pinned for saves
 
+T = TypeVar("T")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
@@ -66,10 +71,12 @@ class Settings:
     save_budget: float | None = None
 
     @staticmethod
-    def read(extra: dict[str, Any]) -> Settings:
+    def read(extra: Any) -> Settings:
         """Errors: ValueError naming the key."""
+        if not isinstance(extra, dict):
+            raise ValueError(f"{EXTRA} is {extra!r}, it must be an object")
         known = {field.name for field in dataclasses.fields(Settings)}
-        unknown = sorted(set(extra) - known)
+        unknown = sorted(set(extra) - known, key=str)
         if unknown:
             raise ValueError(f"{EXTRA} has unknown keys {unknown}, known are {sorted(known)}")
         if "address" not in extra:
@@ -82,9 +89,16 @@ class Settings:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.001 <= value <= 600:
                 raise ValueError(f"{EXTRA}.{name} is {value!r}, the limits are 0.001 and 600 seconds")
         settings = Settings(**extra)
+        try:
+            settings.namespace()
+        except InvalidArgument as error:
+            raise ValueError(f"{EXTRA}.tenant: {error}") from None
         if settings.load not in ("auto", "async", "sync"):
             raise ValueError(f'{EXTRA}.load is "{settings.load}", it must be auto, async or sync')
         return settings
+
+    def namespace(self, adapter: str = "") -> Namespace:
+        return Namespace(tenant=self.tenant, adapter=adapter)
 
     def inline(self, config: VllmConfig) -> bool:
         return self.load == "sync" or (self.load == "auto" and compat.engine_in_this_process(config))
@@ -156,7 +170,7 @@ class KvtierConnector(compat.KVConnectorBase_V1):
         return self._scheduler.match(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduler.allocated(request, blocks, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Any,
                                        num_external_tokens: int) -> dict[compat.CacheHitSource, int]:
@@ -166,9 +180,7 @@ class KvtierConnector(compat.KVConnectorBase_V1):
         return KvtierMetadata(self._scheduler.plan(scheduler_output))
 
     def update_connector_output(self, connector_output: Any) -> None:
-        meta = compat.worker_meta(connector_output)
-        if isinstance(meta, KvtierWorkerMetadata):
-            self._scheduler.half.absorb(meta.report)
+        self._scheduler.absorb(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._scheduler.finished(request, block_ids)
@@ -179,7 +191,7 @@ class KvtierConnector(compat.KVConnectorBase_V1):
         return self._scheduler.half.busy()
 
     def reset_cache(self) -> bool:
-        return self._scheduler.half.reset()
+        return self._scheduler.reset()
 
     # Worker
 
@@ -229,13 +241,15 @@ class KvtierConnector(compat.KVConnectorBase_V1):
 
 
 class _Scheduler:
-    """SchedulerHalf, in vLLM's words."""
+    """SchedulerHalf, in vLLM's words. Like the half, no method that vLLM calls for a request or a step
+    raises: that would end vLLM's engine, with all its requests. What fails is a miss, or not saved."""
 
     def __init__(self, client: Client, model: ModelHandle, settings: Settings, config: VllmConfig,
                  kv_cache: KVCacheConfig) -> None:
         self._pins = compat.PoolPins()
-        self._tenant = settings.tenant
+        self._settings = settings
         self._adapters = compat.Adapters()
+        self._said: set[str] = set()
         self._requests: dict[str, Any] = {}
         self._block_tokens = compat.block_tokens(config, kv_cache)
         # A loop that stops with its last request saves as it goes; another saves what was generated once,
@@ -255,20 +269,29 @@ class _Scheduler:
         self._pins.bind(pool)
 
     def match(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        missed: tuple[int | None, bool] = (0, False)
+        return self._guard(missed, lambda: self._match(request, local_tokens))
+
+    def _match(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         self._requests[request.request_id] = request
-        if not self._may_load or not compat.may_load(request):
+        namespace = self._namespace(request)
+        if not self._may_load or not compat.may_load(request) or namespace is None:
             return 0, False
-        view = compat.view(request, self._namespace(request))
-        blocks = self.half.match(view, request.num_tokens, local_tokens)
+        blocks = self.half.match(compat.view(request, namespace), request.num_tokens, local_tokens)
         return (None, False) if blocks is None else (blocks * self._block_tokens, blocks > 0)
 
-    def allocated(self, request: Any, block_ids: list[int], tokens: int) -> None:
-        self._requests[request.request_id] = request
-        self.half.allocated(request.request_id, block_ids, tokens // self._block_tokens)
+    def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
+        def tell() -> None:
+            self._requests[request.request_id] = request
+            block_ids = blocks.get_block_ids()[0]
+            self.half.allocated(request.request_id, block_ids, tokens // self._block_tokens)
+        self._guard(None, tell)
 
     def sources(self, request: Any, tokens: int) -> dict[Any, int]:
-        if tokens == 0:
-            return {}
+        unknown: dict[Any, int] = {}
+        return self._guard(unknown, lambda: self._sources(request, tokens)) if tokens else unknown
+
+    def _sources(self, request: Any, tokens: int) -> dict[Any, int]:
         by_tier = self.half.sources(request.request_id, tokens // self._block_tokens)
         found: dict[Any, int] = {}
         for tier, blocks in by_tier.items():
@@ -277,15 +300,35 @@ class _Scheduler:
         return found
 
     def plan(self, output: Any) -> StepPlan:
-        scheduled = compat.scheduled(output, self._requests) if self._may_save else ()
-        steps = [compat.step_of(item, self._namespace(item.request), self._save_at_end) for item in scheduled]
-        return self.half.plan(steps, compat.is_idle(output))
+        none: list[RequestStep] = []
+        steps = self._guard(none, lambda: self._steps(output)) if self._may_save else none
+        return self.half.plan(steps, self._guard(False, lambda: compat.is_idle(output)))
+
+    def _steps(self, output: Any) -> list[RequestStep]:
+        steps = [self._guard(None, functools.partial(self._step, item, self._save_at_end))
+                 for item in compat.scheduled(output, self._requests)]
+        return [step for step in steps if step is not None]
+
+    def _step(self, item: compat.Scheduled, prompt_only: bool) -> RequestStep | None:
+        """None for a request that is not cached."""
+        namespace = self._namespace(item.request)
+        return None if namespace is None else compat.step_of(item, namespace, prompt_only)
+
+    def absorb(self, output: Any) -> None:
+        meta = self._guard(None, lambda: compat.worker_meta(output))
+        if isinstance(meta, KvtierWorkerMetadata):
+            self.half.absorb(meta.report)
 
     def finished(self, request: Any, block_ids: list[int]) -> None:
+        def last_step() -> RequestStep | None:
+            return self._step(compat.Scheduled(request, block_ids, tokens=0), prompt_only=False)
         self._requests.pop(request.request_id, None)
-        item = compat.Scheduled(request, block_ids, request.num_computed_tokens)
-        step = compat.step_of(item, self._namespace(request), prompt_only=False)
-        self.half.finished(request.request_id, step if self._may_save and self._save_at_end else None)
+        step = self._guard(None, last_step) if self._may_save and self._save_at_end else None
+        self.half.finished(request.request_id, step)
+
+    def reset(self) -> bool:
+        self._adapters = compat.Adapters()
+        return self.half.reset()
 
     def stats(self) -> KvtierStats | None:
         now = self.half.counters()
@@ -296,8 +339,28 @@ class _Scheduler:
     def close(self) -> None:
         self.half.close()
 
-    def _namespace(self, request: Any) -> Namespace:
-        return Namespace(tenant=self._tenant, adapter=self._adapters.name(request.lora_request))
+    def _namespace(self, request: Any) -> Namespace | None:
+        """None when it cannot be told what its KV will be: then the request is not cached."""
+        adapter = request.lora_request
+        try:
+            return self._settings.namespace(self._adapters.name(adapter))
+        except compat.UnknownAdapter as error:
+            self._warn_once(f"adapter {adapter.lora_int_id}", "requests with adapter %r are not cached: %s",
+                            adapter.lora_name, error)
+            return None
+
+    def _guard(self, otherwise: T, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except Exception as error:
+            self._warn_once(f"failed {type(error)}", "the connector failed, taken for a miss: %s", error,
+                            exc_info=True)
+            return otherwise
+
+    def _warn_once(self, kind: str, message: str, *args: object, exc_info: bool = False) -> None:
+        level = logging.DEBUG if kind in self._said else logging.WARNING
+        self._said.add(kind)
+        logger.log(level, message + " (said once)", *args, exc_info=exc_info)
 
 
 class _Worker:

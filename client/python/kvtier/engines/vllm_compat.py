@@ -10,7 +10,9 @@ vLLM's own). Another version gets a warning at start; what this file takes from 
   * SchedulerOutput: num_scheduled_tokens, total_num_scheduled_tokens, kv_connector_block_state;
   * BlockPool: blocks, touch, free_blocks;
   * that wait_for_save runs in every step after its forward pass, and a block hash covers adapter name,
-    media, cache_salt and embeddings, but neither the model nor what the adapter's files hold.
+    media, cache_salt and embeddings, but neither the model nor what the adapter's files hold;
+  * that an adapter is loaded once for its lora_int_id, when a request first needs it, or again when it was
+    evicted or its request has load_inplace.
 """
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+import operator
 import os
 import pathlib
 import struct
@@ -227,7 +230,8 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 def folder_digest(folder: pathlib.Path) -> str:
-    """Of the weights in a folder: each file's name, size, header if it has one, and samples all over."""
+    """Of the weights in a folder: each file's name, size, and samples all over. Errors: OSError, and
+    ValueError for a file that is not whole."""
     files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
     digest = hashlib.sha256()
     for path in files:
@@ -242,7 +246,7 @@ def folder_digest(folder: pathlib.Path) -> str:
 
 def _sample_places(file: BinaryIO, suffix: str, size: int, count: int) -> Iterator[int]:
     """In safetensors the middle of tensors, so that none is missed among its neighbours; else evenly."""
-    spans = _tensor_spans(file) if suffix == ".safetensors" else []
+    spans = _tensor_spans(file, size) if suffix == ".safetensors" else []
     if not spans:
         spans = [(size * i // count, size * (i + 1) // count) for i in range(count)]
     per_span = max(1, count // len(spans))
@@ -251,23 +255,56 @@ def _sample_places(file: BinaryIO, suffix: str, size: int, count: int) -> Iterat
             yield first + (last - first) * (2 * i + 1) // (2 * per_span)
 
 
-def _tensor_spans(file: BinaryIO) -> list[tuple[int, int]]:
-    head = struct.unpack("<Q", file.read(8))[0]
-    tensors = json.loads(file.read(head))
-    offsets = [tensor["data_offsets"] for name, tensor in sorted(tensors.items()) if name != "__metadata__"]
-    return [(8 + head + first, 8 + head + last) for first, last in offsets]
+def _tensor_spans(file: BinaryIO, size: int) -> list[tuple[int, int]]:
+    """Where its tensors are. Errors: ValueError."""
+    try:
+        head = struct.unpack("<Q", file.read(8))[0]
+        if head > size - 8:
+            raise ValueError(f"its header has {head} bytes")
+        tensors = json.loads(file.read(head))
+        tensors.pop("__metadata__", None)
+        offsets = [tensor["data_offsets"] for _, tensor in sorted(tensors.items())]
+        data = 8 + head
+        spans = [(data + operator.index(first), data + operator.index(last)) for first, last in offsets]
+        if any(not data <= first <= last <= size for first, last in spans):
+            raise ValueError("a tensor ends beyond it")
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file.name} with {size} bytes is not a whole safetensors file: {error}") from None
+    return spans
+
+
+class UnknownAdapter(Exception):
+    """It cannot be told with which weights vLLM computes; the message says why."""
+
+
+# What no name is: from now on no name of this adapter is the first one.
+_CHANGED = ""
 
 
 class Adapters:
-    """Names of adapters that change with their files. vLLM's block hashes have an adapter's name only."""
+    """Names of adapters that change with their files. vLLM's block hashes have an adapter's name and folder
+    only, and vLLM may go on with what it loaded before its files changed."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[Any, ...], str] = {}
+        self._first: dict[int, str] = {}  # by lora_int_id
 
     def name(self, adapter: Any) -> str:
-        """For Namespace.adapter; empty for none."""
+        """For Namespace.adapter; empty for none. Raises: UnknownAdapter, now when its files cannot be read
+        (as while they are written), and for good when its id came with other files or another name."""
         if adapter is None:
             return ""
+        try:
+            name = self._name_now(adapter)
+        except (OSError, ValueError) as error:
+            raise UnknownAdapter(f"its files cannot be read: {error}") from error
+        if self._first.setdefault(adapter.lora_int_id, name) != name:
+            self._first[adapter.lora_int_id] = _CHANGED
+            raise UnknownAdapter(f"its id {adapter.lora_int_id} came with other files or another name "
+                                 "before, and vLLM may compute with those; give changed files another id")
+        return name
+
+    def _name_now(self, adapter: Any) -> str:
         folder = pathlib.Path(adapter.lora_path)
         key = (adapter.lora_name, *(_stamp(path) for path in _weight_files(folder)))
         if key not in self._names:
@@ -325,11 +362,16 @@ def view(request: Request, namespace: Namespace) -> RequestView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A request of this step, with what it has computed when the step has run."""
+    """A request of this step, which computes so many tokens more."""
 
     request: Request
     block_ids: Sequence[int]
-    computed_tokens: int
+    tokens: int
+
+    @property
+    def computed_tokens(self) -> int:
+        """When the step has run."""
+        return self.request.num_computed_tokens + self.tokens
 
 
 class _BlockTable(Sequence[int]):
@@ -358,7 +400,7 @@ def scheduled(output: SchedulerOutput, requests: dict[str, Request]) -> Iterable
     for request_id, tokens in output.num_scheduled_tokens.items():
         request = requests.get(request_id)
         if request is not None:
-            yield Scheduled(request, _BlockTable(output, request_id), request.num_computed_tokens + tokens)
+            yield Scheduled(request, _BlockTable(output, request_id), tokens)
 
 
 def is_idle(output: SchedulerOutput) -> bool:
