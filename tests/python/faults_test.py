@@ -332,6 +332,42 @@ class LieCases(FakeCase):
         self.assertIsInstance(report.failure, kvtier.DeadlineExceeded)
         self.assertEqual(report.ok, [False, False])
 
+    def test_an_interrupt_within_grpc_does_not_break_the_client(self):
+        """A signal's handler raises when gRPC has just taken a lock, and it is never let go."""
+        if self.CLIENT != "sync":
+            self.skipTest("asyncio does not let handlers raise within its calls")
+        client = self.connect()
+        client.register_model(SPEC)
+        enter, main = threading.Condition.__enter__, threading.get_ident()
+        for rpc, call in (
+            ("Lookup", lambda: client.lookup(self.prompt, timeout=10)),
+            ("Fetch", lambda: self.fetch(client, timeout=10)),
+            ("Store", lambda: client.store_from(self.prompt, PAYLOADS, first_missing=0, timeout=10)),
+        ):
+            for wide in (False, True):  # a Lookup of some size takes another way through gRPC
+                struck = []
+
+                def interrupted(condition):
+                    result = enter(condition)
+                    caller = sys._getframe(1).f_code.co_filename
+                    if threading.get_ident() == main and "grpc" in caller and not struck:
+                        struck.append(caller)
+                        raise KeyboardInterrupt
+                    return result
+
+                lane = mock.patch.object(client._lane, "enter", return_value=not wide)
+                with self.subTest(rpc, wide=wide):
+                    with lane, mock.patch.object(threading.Condition, "__enter__", interrupted):
+                        with contextlib.suppress(KeyboardInterrupt):
+                            call()
+                    done = []
+                    after = threading.Thread(target=lambda: done.append(call()), daemon=True)
+                    after.start()
+                    after.join(20)
+                    self.assertTrue(done, "a call after it did not end")
+                    self.assertIsNone(done[0].failure)
+                    self.assertTrue(struck)
+
     def test_calls_under_way_when_the_client_is_closed_are_misses(self):
         for rpc, call in (
             ("Lookup", lambda client: client.lookup(self.prompt)),

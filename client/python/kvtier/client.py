@@ -159,12 +159,11 @@ class Client:
         self._methods: dict[str, Any] = {}  # by name: what calls it
         self._process = 0  # that made the channel
         self._closed = False
-        self._watch = _CallWatch()
-        # End their threads when nobody closes the client; at the interpreter's exit that happens anyway.
-        weakref.finalize(self, self._watch.close).atexit = False
+        self._dropped = 0  # how often the channels were
+        self._watch = self._new_watch()
+        # Ends its thread when nobody closes the client; at the interpreter's exit that happens anyway.
         weakref.finalize(self, self._protocol.shared_memory.close, wait=False).atexit = False
         self._lane = _QuickLane(address)
-        self._never = threading.Event()
 
     def __enter__(self) -> Client:
         return self
@@ -367,7 +366,7 @@ class Client:
             while True:
                 step = operation.send(outcome)
                 if isinstance(step, Pause):
-                    self._never.wait(step.seconds)
+                    threading.Event().wait(step.seconds)
                     outcome = None
                 elif isinstance(step, Work):
                     step.run()
@@ -380,12 +379,36 @@ class Client:
             operation.close()
 
     def _perform(self, attempt: Attempt) -> Outcome:
+        dropped = self._dropped
         try:
             return self._make(attempt)
-        except ValueError as error:  # also gRPC's word for a channel that another thread has just closed
-            if not self._closed:
-                raise
-            return Outcome(error=Unavailable(f"{attempt.rpc}: the client was closed: {error}"))
+        except Error:
+            raise
+        except BaseException as error:
+            closed = self._closed or self._dropped != dropped
+            if closed and isinstance(error, ValueError):  # gRPC's word for a channel that was just closed
+                return Outcome(error=Unavailable(f"{attempt.rpc}: the connection was closed: {error}"))
+            self._drop_channels()
+            raise
+
+    def _drop_channels(self) -> None:
+        """After an exception that a signal's handler has raised within gRPC (KeyboardInterrupt): gRPC may have
+        been left with a lock held, by which every later call on these channels would hang."""
+        with self._lock:
+            channels, watch = self._channels, self._watch
+            self._channels, self._methods = [], {}
+            self._lane = _QuickLane(self._protocol.address)
+            self._watch = self._new_watch()
+            self._dropped += 1
+        watch.close()
+        for channel in channels:  # the calls of other threads are made again, or are misses
+            threading.Thread(target=channel.close, name="kvtier-close", daemon=True).start()
+
+    def _new_watch(self) -> _CallWatch:
+        watch = _CallWatch()
+        # Ends its thread when nobody closes the client; at the interpreter's exit that happens anyway.
+        weakref.finalize(self, watch.close).atexit = False
+        return watch
 
     def _make(self, attempt: Attempt) -> Outcome:
         method = self._method(attempt.rpc)
@@ -430,19 +453,20 @@ class Client:
     def _read_all(self, call: Any, attempt: Attempt) -> Outcome:
         assert attempt.on_message is not None
         received = False
-        watched = self._watch.add(call, attempt.limit + GRACE_SECONDS)
+        watch = self._watch
+        watched = watch.add(call, attempt.limit + GRACE_SECONDS)
         try:
             for message in call:
                 received = True
                 attempt.on_message(message)
             return Outcome(received=received)
         except grpc.RpcError:
-            error = stuck(attempt) if self._watch.gave_up(watched) else error_of_call(call, attempt)
+            error = stuck(attempt) if watch.gave_up(watched) else error_of_call(call, attempt)
             return Outcome(error=error, received=received)
         except Error as error:
             return Outcome(error=error, received=received)
         finally:
-            self._watch.remove(watched)
+            watch.remove(watched)
             call.cancel()
 
     def _method(self, rpc: str) -> Any:
@@ -518,10 +542,13 @@ def _await(call: Any, attempt: Attempt) -> Outcome:
 
 class _CallWatch:
     """Cancels streams that have not ended when they should have: gRPC's iterator has no timeout of its
-    own."""
+    own. Once it is closed it ends with the last of them."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards what is below
+        # Guards what is below. Not entered by the condition: that is Python, and a signal's handler that
+        # raises within it leaves the lock held.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._calls: dict[int, tuple[float, Any]] = {}  # by number: when it is overdue, the call
         self._given_up: set[int] = set()
         self._numbers = 0
@@ -530,7 +557,7 @@ class _CallWatch:
         self._wakes_at = 0.0
 
     def add(self, call: Any, seconds: float) -> int:
-        with self._changed:
+        with self._lock:
             self._numbers += 1
             end = time.monotonic() + seconds
             self._calls[self._numbers] = (end, call)
@@ -542,30 +569,41 @@ class _CallWatch:
             return self._numbers
 
     def remove(self, number: int) -> None:
-        with self._changed:
+        with self._lock:
             self._calls.pop(number, None)
             self._given_up.discard(number)
+            if self._closed:
+                self._changed.notify()
 
     def gave_up(self, number: int) -> bool:
-        with self._changed:
+        with self._lock:
             return number in self._given_up
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
 
     def _work(self) -> None:
-        with self._changed:
-            while not self._closed:
+        overdue: list[Any] = []
+        while True:
+            for call in overdue:  # without the lock: gRPC may take its time
+                call.cancel()
+            with self._lock:
+                overdue = self._take_overdue()
+                if overdue:
+                    continue
+                if self._closed and not self._calls:
+                    return
                 now = time.monotonic()
-                for number, (end, call) in list(self._calls.items()):
-                    if end <= now:
-                        self._given_up.add(number)
-                        del self._calls[number]
-                        call.cancel()
                 self._wakes_at = min((end for end, _ in self._calls.values()), default=now + 60)
                 self._changed.wait(self._wakes_at - now)
+
+    def _take_overdue(self) -> list[Any]:
+        now = time.monotonic()
+        numbers = [number for number, (end, _) in self._calls.items() if end <= now]
+        self._given_up.update(numbers)
+        return [self._calls.pop(number)[1] for number in numbers]
 
 
 def target_of(what: Prompt | LeaseHandle | int) -> tuple[Prompt | None, int, bytes | None]:
