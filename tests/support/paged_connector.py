@@ -223,11 +223,14 @@ class ConnectedEngine(FakeEngine):
             self._clients[0], paged.ModelHandle(self._clients[0], spec), ranks=shape.ranks,
             block_tokens=shape.block_tokens, pinner=pinner, options=scheduler,
             hash_tokens=shape.block_tokens if planted.one_hash_per_block else rig.hash_unit)
+        models = [paged.ModelHandle(one, spec) for one in self._clients[1:]]
+        for model in models if client.shared_memory else ():
+            model.connect()  # by this their clients learn of it
         workers = [PagedWorker(paged.WorkerHalf(
-            one, paged.ModelHandle(one, spec), kvtier.Part(0, 0 if single else rank),
+            one, model, kvtier.Part(0, 0 if single else rank),
             paged.HostPages(slots.memory[rank].layers, [shape.page_bytes] * shape.layers),
             writes=rank == 0 or not shape.replicated, options=worker), rank, planted)
-            for rank, one in enumerate(self._clients[1:])]
+            for rank, (one, model) in enumerate(zip(self._clients[1:], models))]
         self.paged = PagedConnector(self.scheduler, workers, shape, planted, news)
         super().__init__(slots, self.paged, **options)
 

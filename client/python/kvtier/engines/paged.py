@@ -1006,9 +1006,10 @@ class SchedulerHalf:
 class WorkerHalf:
     """The half in one rank: moves this rank's part of blocks between its pages and kvtier.
 
-    part: this rank's. pages: of as many bytes as the model's spec has for that part. writes: False for a
-    rank whose part another rank stores (a latent that all ranks have alike); it loads and reports like
-    the others. No method raises; the constructor: ValueError.
+    model: once it has been connected, loads may go through shared memory. part: this rank's. pages: of as
+    many bytes as the model's spec has for that part. writes: False for a rank whose part another rank stores
+    (a latent that all ranks have alike); it loads and reports like the others. No method raises; the
+    constructor: ValueError.
     """
 
     def __init__(self, client: Client, model: ModelHandle, part: Part, pages: Pages, *, writes: bool = True,
