@@ -323,6 +323,8 @@ class LeaseEndCases(SharedCase):
         memory has others' bytes; and what it read."""
         other = self.connect(shared_memory=False)
         other.register_model(opaque_spec(part_bytes=self.SIZE))
+        client = self.connect(**options)
+        client.register_model(opaque_spec(part_bytes=self.SIZE))
         real, calls = getattr(target, method), []
 
         def hold_up(reader, message):
@@ -333,14 +335,15 @@ class LeaseEndCases(SharedCase):
                 self.churn(range(100, 104), other)
             real(reader, message)
 
-        client = self.connect(**options)
-        client.register_model(opaque_spec(part_bytes=self.SIZE))
-        with client.lookup(self.prompt(1), lease=lease) as found:
-            self.assertEqual(found.blocks, self.BLOCKS)
-            buffers = poisoned(self.BLOCKS, self.SIZE)
-            with unittest.mock.patch.object(target, method, hold_up):
-                report = client.fetch_into(found.lease.id, buffers)
-        self.assertGreaterEqual(len(calls), 4)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(calls) < 4:  # on a loaded machine the lease may be over before the fetch has begun
+            self.assertLess(time.monotonic(), deadline)
+            calls.clear()
+            with client.lookup(self.prompt(1), lease=lease) as found:
+                self.assertEqual(found.blocks, self.BLOCKS)
+                buffers = poisoned(self.BLOCKS, self.SIZE)
+                with unittest.mock.patch.object(target, method, hold_up):
+                    report = client.fetch_into(found.lease.id, buffers)
         return report, [bytes(buffer) for buffer in buffers], client.counters()
 
     def test_fetch_into_reports_it(self):
@@ -348,7 +351,7 @@ class LeaseEndCases(SharedCase):
         report, _, counters = self.held_up(0.2, shared_transfer.SharedReader, "read")
         self.assertEqual((report.ok, report.leading), ([False] * self.BLOCKS, 0))
         self.assertIsInstance(report.failure, kvtier.NotFound)
-        self.assertEqual(counters.ended_leases, 1)
+        self.assertGreaterEqual(counters.ended_leases, 1)
 
     def test_in_time_it_is_right(self):
         self.stored(1)
@@ -375,15 +378,26 @@ class LeaseEndCases(SharedCase):
     def test_views_tell(self):
         self.stored(1)
         for lease, right in ((60.0, True), (0.2, False)):
-            with self.client.lookup(self.prompt(1), lease=lease) as found:
-                self.assertEqual(found.blocks, self.BLOCKS)
-                with self.client.fetch_views(found.lease.id, self.BLOCKS) as views:
-                    if lease < 1:
-                        self.until_no_lease()
-                    self.churn(range(100, 104))
-                    self.assertEqual(views.expired(), not right)
-                    same = [bytes(view) for view in views.blocks] == self.payloads(1)
-                    self.assertEqual(same, right)
+            found, views = self.viewed(lease)
+            with found, views:
+                if lease < 1:
+                    self.until_no_lease()
+                self.churn(range(100, 104))
+                self.assertEqual(views.expired(), not right)
+                same = [bytes(view) for view in views.blocks] == self.payloads(1)
+                self.assertEqual(same, right)
+
+    def viewed(self, lease):
+        """On a loaded machine the lease may be over before the views are had."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            found = self.client.lookup(self.prompt(1), lease=lease)
+            self.assertEqual(found.blocks, self.BLOCKS)
+            views = self.client.fetch_views(found.lease.id, self.BLOCKS)
+            if views.leading == self.BLOCKS:
+                return found, views
+            found.lease.release()
+        raise AssertionError("no views in time")
 
     def test_renewed_in_time(self):
         self.stored(1)

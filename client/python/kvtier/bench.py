@@ -7,7 +7,8 @@ of yours is filled with some 200 MiB of blocks in namespaces that nobody else us
 
 The limit is bare gRPC in Python with the same kvtierd and the same messages: fetched and dropped, or made
 before the clock starts and sent. The limits "hashed and copied", "hashed and joined" do to them what any
-client has to: verify each byte, and copy it once. Ratios are medians over interleaved rounds; a rate is at
+client has to: verify each byte, and copy it once. For shared memory it is memcpy: as many bytes from warmed
+memory into the same buffers. Ratios are medians over interleaved rounds; a rate is at
 best its limit, a latency at least.
 """
 
@@ -24,14 +25,14 @@ import tempfile
 import time
 import uuid
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterator, Sequence
 
 import grpc
 import xxhash
 
 from kvtier import wire
-from kvtier.client import Client
+from kvtier.client import Client, Lease
 from kvtier.errors import Error
 from kvtier.model import ModelSpec, PackOrder
 from kvtier.prompt import Namespace, Part, Prompt
@@ -42,6 +43,10 @@ _BLOCK_TOKENS = 16
 _BLOCK_BYTES = 2 << 20
 _BLOCKS = 32
 _BYTES = _BLOCKS * _BLOCK_BYTES
+_SHARED_BLOCKS = 64
+_SHARED_LEASE = 600.0
+_SMALL_BYTES = (16 << 10, 64 << 10)
+_SMALL_BLOCKS = 64
 _LOOKUP_BLOCKS = 512
 _LONG_TOKENS = 131_072
 _CALL_SECONDS = 60.0
@@ -87,6 +92,10 @@ def _gigabytes_per_second(work: Callable[[], object]) -> float:
     return _BYTES / _seconds(work) / 1e9
 
 
+def _shared_gigabytes_per_second(work: Callable[[], object]) -> float:
+    return _SHARED_BLOCKS * _BLOCK_BYTES / _seconds(work) / 1e9
+
+
 def _interleaved(
     rounds: int, measure: Callable[[Callable[[], object]], float], *works: Callable[[], object]
 ) -> list[list[float]]:
@@ -106,7 +115,10 @@ class _Bench:
             lookup_deadline=_CALL_SECONDS, register_deadline=_CALL_SECONDS, transfer_deadline=_CALL_SECONDS
         )
         self._rounds = rounds
-        self._client = stack.enter_context(Client(address, options))
+        # Over gRPC: what is compared with it.
+        self._client = stack.enter_context(Client(address, replace(options, shared_memory=False)))
+        self._sharing = stack.enter_context(Client(address, options))
+        self._unverified = stack.enter_context(Client(address, replace(options, verify_shared=False)))
         channel = stack.enter_context(grpc.insecure_channel(address, options=options.channel_options()))
         self._bare_lookup = channel.unary_unary(path_of("Lookup"))
         self._bare_fetch = channel.unary_stream(path_of("Fetch"))
@@ -116,18 +128,28 @@ class _Bench:
         self._buffers = [bytearray(_BLOCK_BYTES) for _ in range(_BLOCKS)]
 
     def run(self) -> list[_Row]:
-        return [self._memcpy(), *self._store(), *self._fetch(), *self._lookup(), *self._encode()]
+        return [
+            self._memcpy(),
+            *self._store(),
+            *self._fetch(),
+            *self._shared(),
+            *self._views(),
+            *(row for size in _SMALL_BYTES for row in self._small(size)),
+            *self._lookup(),
+            *self._encode(),
+        ]
 
     def _register(self, name: str, part_bytes: int) -> bytes:
-        return self._client.register_model(
-            ModelSpec(
-                name,
-                block_tokens=_BLOCK_TOKENS,
-                pack_order=PackOrder.OPAQUE,
-                layout_fingerprint=b"bench",
-                explicit_part_bytes=[part_bytes],
-            )
-        ).id
+        spec = ModelSpec(
+            name,
+            block_tokens=_BLOCK_TOKENS,
+            pack_order=PackOrder.OPAQUE,
+            layout_fingerprint=b"bench",
+            explicit_part_bytes=[part_bytes],
+        )
+        self._sharing.register_model(spec)
+        self._unverified.register_model(spec)
+        return self._client.register_model(spec).id
 
     def _fresh_prompt(self, blocks: int = _BLOCKS, model: bytes | None = None) -> Prompt:
         """Nothing of it is held."""
@@ -220,6 +242,91 @@ class _Bench:
             _Row("fetch_copied_python", "GB/s", fetched, "bare stream, hashed and copied", copied),
             _Row("fetch_64_segments_python", "GB/s", paged, "fetch_python", fetched),
         ]
+
+    def _shared(self) -> list[_Row]:
+        payloads = [bytearray([i + 1]) * _BLOCK_BYTES for i in range(_SHARED_BLOCKS)]
+        buffers = [bytearray(_BLOCK_BYTES) for _ in range(_SHARED_BLOCKS)]
+        prompt = self._fresh_prompt(_SHARED_BLOCKS)
+        _check(self._sharing.store_from(prompt, payloads, first_missing=0).shared, _SHARED_BLOCKS)
+
+        def memcpy() -> None:
+            for buffer, payload in zip(buffers, payloads):
+                memoryview(buffer)[:] = payload
+
+        def fetch(client: Client, lease: Lease) -> None:
+            _check(client.fetch_into(lease, buffers).shared, _SHARED_BLOCKS)
+
+        def store(client: Client) -> None:
+            report = client.store_from(self._fresh_prompt(_SHARED_BLOCKS), payloads, first_missing=0)
+            _check((report.held, report.shared), (_SHARED_BLOCKS, _SHARED_BLOCKS))
+
+        # The stores come last: they may push out what is fetched.
+        with self._sharing.lookup(prompt, lease=_SHARED_LEASE) as one:
+            with self._unverified.lookup(prompt, lease=_SHARED_LEASE) as two:
+                copied, fetched, verified = _interleaved(
+                    self._rounds,
+                    _shared_gigabytes_per_second,
+                    memcpy,
+                    lambda: fetch(self._unverified, two.lease),
+                    lambda: fetch(self._sharing, one.lease),
+                )
+        _check(buffers == payloads, True)
+        copied_too, stored, stored_verified = _interleaved(
+            self._rounds,
+            _shared_gigabytes_per_second,
+            memcpy,
+            lambda: store(self._unverified),
+            lambda: store(self._sharing),
+        )
+        return [
+            _Row("fetch_shared_python", "GB/s", fetched, "memcpy", copied),
+            _Row("fetch_shared_verified_python", "GB/s", verified, "memcpy", copied),
+            _Row("store_shared_python", "GB/s", stored, "memcpy", copied_too),
+            _Row("store_shared_verified_python", "GB/s", stored_verified, "memcpy", copied_too),
+        ]
+
+    def _views(self) -> list[_Row]:
+        """Of any size: nothing is copied."""
+        rows = []
+        for name, size in (("2MiB", _BLOCK_BYTES), ("16KiB", 16 << 10)):
+            prompt = self._fresh_prompt(_SMALL_BLOCKS, self._register(f"kvtier-bench-python-{size}", size))
+            held = self._sharing.store_from(prompt, [bytes(size)] * _SMALL_BLOCKS, first_missing=0).held
+            _check(held, _SMALL_BLOCKS)
+
+            def view() -> None:
+                with self._sharing.fetch_views(found.lease, _SMALL_BLOCKS) as views:
+                    _check(views.leading, _SMALL_BLOCKS)
+
+            with self._sharing.lookup(prompt, lease=_SHARED_LEASE) as found:
+                (rounds,) = _interleaved(self._rounds, _median_us, view)
+            rows.append(_Row(f"views_of_{_SMALL_BLOCKS}_x_{name}_python", "us", rounds))
+        return rows
+
+    def _small(self, size: int) -> list[_Row]:
+        """Microseconds for one call with 64 blocks, and with one."""
+        prompt = self._fresh_prompt(_SMALL_BLOCKS, self._register(f"kvtier-bench-python-{size}", size))
+        _check(
+            self._client.store_from(prompt, [bytes(size)] * _SMALL_BLOCKS, first_missing=0).held,
+            _SMALL_BLOCKS,
+        )
+        buffers = [bytearray(size) for _ in range(_SMALL_BLOCKS)]
+
+        def fetch(client: Client, lease: Lease, blocks: int) -> None:
+            _check(client.fetch_into(lease, buffers[:blocks]).leading, blocks)
+
+        rows = []
+        with self._sharing.lookup(prompt, lease=_SHARED_LEASE) as one:
+            with self._client.lookup(prompt, lease=_SHARED_LEASE) as two:
+                for blocks in (1, _SMALL_BLOCKS):
+                    shared, over_grpc = _interleaved(
+                        self._rounds,
+                        _median_us,
+                        lambda: fetch(self._sharing, one.lease, blocks),
+                        lambda: fetch(self._client, two.lease, blocks),
+                    )
+                    name = f"fetch_shared_{blocks}_x_{size >> 10}KiB_python"
+                    rows.append(_Row(name, "us", shared, "over gRPC", over_grpc))
+        return rows
 
     def _lookup(self) -> list[_Row]:
         prompt = self._fresh_prompt(_LOOKUP_BLOCKS, self._register("kvtier-bench-python-lookup", 64))

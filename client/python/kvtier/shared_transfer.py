@@ -30,9 +30,10 @@ _log = logging.getLogger("kvtier")
 _PIECE = 512 << 10
 _UNLOCKED = 64 << 10  # a copy from so many bytes on lets go of the interpreter's lock
 _LINE = 64  # stored payloads start on lines of the CPU's cache
-# Small enough for the daemon to find it in a cache that the two share, large enough for the call to cost
-# little beside it.
-_BATCH_BYTES = 8 << 20
+# The first batch, and at least: while it is filled the daemon has nothing to do. Those after it grow, as a
+# call costs as much time as the copy of some MiB; the last ones shrink, while they are taken the client has
+# nothing to do.
+_BATCH_BYTES = 4 << 20
 _BATCH_PAYLOADS = 1024
 
 OK, MISS, NOT_SHARED = pb.BLOCK_STATUS_OK, pb.BLOCK_STATUS_MISS, pb.BLOCK_STATUS_NOT_SHARED
@@ -339,16 +340,19 @@ class SharedFiller:
         return self._filled[self.batches[number]]
 
     def _make_batches(self) -> list[Batch]:
-        room = min(self._half, _BATCH_BYTES)
+        sizes = [_to_line(block.size) for block in self._blocks]
         batches: list[Batch] = []
+        left = sum(sizes)
+        room = min(self._half, _BATCH_BYTES)
         first = used = 0
-        for i, block in enumerate(self._blocks):
-            size = _to_line(block.size)
+        for i, size in enumerate(sizes):
             if i > first and (used + size > room or i - first == _BATCH_PAYLOADS):
                 batches.append(Batch(first, i))
+                left -= used
+                room = min(self._half, max(_BATCH_BYTES, min(2 * room, left // 2)))
                 first, used = i, 0
             used += size
-        return [*batches, Batch(first, len(self._blocks))]
+        return [*batches, Batch(first, len(sizes))]
 
     def _encode(self, batch: Batch, payloads: list[pb.SharedPayload]) -> bytes:
         fields = pb.StoreSharedRequest(
