@@ -276,6 +276,12 @@ class Restarts(ConnectorCase):
     def test_in_a_lookup(self):
         self.restart_at("Lookup", "gate")
 
+    def test_before_a_fetch_from_shared_memory(self):
+        self.restart_at("FetchShared", "gate", client=BRISK_AND_SHARING)
+
+    def test_in_a_store_through_shared_memory(self):
+        self.restart_at("StoreShared", "gate", client=BRISK_AND_SHARING)
+
     def test_what_is_on_ssd_is_a_hit_afterwards(self):
         for flags, computed in ((("--ssd-bytes", "64MiB"), 1), ((), 49)):
             with Rig(*flags) as rig:

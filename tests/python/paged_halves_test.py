@@ -59,7 +59,7 @@ class ScriptedClient:
         done = kvtier.StoredBlock(kvtier.StoreVerdict.STORED)
         return kvtier.StoreReport([done] * len(buffers), sent=len(buffers))
 
-    def release(self, lease_id, verified_blocks=0):
+    def release(self, lease_id, verified_blocks, *, shared_bytes, shared_seconds):
         self.released.append((lease_id, verified_blocks))
         if len(self.released) == self.leases:
             self.all_released.set()

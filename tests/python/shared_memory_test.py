@@ -245,6 +245,17 @@ class TransferCases(SharedCase):
         self.assertTrue(gone.expired())
         self.assertEqual(gone.blocks, [None] * 3)
 
+    def test_the_daemon_learns_how_fast_it_is(self):
+        """By the release of a lease: it cannot see the copies."""
+        self.stored(1)
+        for known in (False, True):
+            with self.client.lookup(self.prompt(1), lease=30.0) as found:
+                self.assertEqual(found.runs[0].load_seconds > 0, known)
+                report, _ = self.fetched(found.lease, self.BLOCKS, self.SIZE)
+                self.assertGreater(report.shared_seconds, 0)
+        with self.assertRaises(kvtier.InvalidArgument):
+            self.client.release(1, shared_seconds=2e6)
+
     def test_a_lease_of_another_client(self):
         """Shared memory only when it is told when the lease ends."""
         self.stored(1)

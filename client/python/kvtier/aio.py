@@ -30,6 +30,7 @@ from kvtier.client import (
 )
 from kvtier.errors import Error, InvalidArgument, Unavailable
 from kvtier.leases import empty_lease
+from kvtier.leases import LeaseUse
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, Work, path_of
@@ -67,7 +68,8 @@ class AsyncLease(LeaseHandle):
     async def release(self) -> Done:
         if self._client is None or not self:
             return Done(empty_lease())
-        return await self._client.release(*self._take())
+        client = self._client
+        return await client._run(client._protocol.release(*self._take()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +218,16 @@ class AsyncClient:
             )
         )
 
-    async def release(self, lease_id: int, verified_blocks: int = 0) -> Done:
-        return await self._run(self._protocol.release(lease_id, verified_blocks))
+    async def release(
+        self,
+        lease_id: int,
+        verified_blocks: int = 0,
+        *,
+        shared_bytes: int = 0,
+        shared_seconds: float = 0.0,
+    ) -> Done:
+        use = LeaseUse(verified_blocks, shared_bytes, shared_seconds)
+        return await self._run(self._protocol.release(lease_id, use))
 
     async def renew(self, lease_id: int, seconds: float) -> Done:
         return await self._run(self._protocol.renew(lease_id, seconds))
@@ -231,7 +241,8 @@ class AsyncClient:
             self._closed = True
             return
         for lease_id in self._protocol.leases.open_ids():
-            if not await self.release(lease_id, self._protocol.leases.close(lease_id)):
+            use = self._protocol.leases.close(lease_id)
+            if not await self._run(self._protocol.release(lease_id, use)):
                 break  # the daemon ends them when their time is up
         self._closed = True
         loop = asyncio.get_running_loop()

@@ -27,6 +27,7 @@ import grpc
 
 from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, Unavailable, error_of
 from kvtier.leases import empty_lease
+from kvtier.leases import LeaseUse
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.protocol import Attempt, ClientOptions, Operation, Outcome, Pause, Protocol, Work, path_of
@@ -80,11 +81,11 @@ class LeaseHandle:
         Take ``end`` before, for a process that shall use shared memory."""
         return self._take()[0]
 
-    def _take(self) -> tuple[int, int]:
-        """The id and its verified blocks; empty afterwards."""
+    def _take(self) -> tuple[int, LeaseUse]:
+        """The id and what it was used for; empty afterwards."""
         lease_id, protocol = self.id, self._protocol
         self._protocol, self.id, self.blocks = None, 0, 0
-        return lease_id, protocol.leases.close(lease_id) if protocol is not None else 0
+        return lease_id, protocol.leases.close(lease_id) if protocol is not None else LeaseUse()
 
 
 class Lease(LeaseHandle):
@@ -121,7 +122,8 @@ class Lease(LeaseHandle):
         """Ends it now; afterwards the lease is empty, whatever the result."""
         if self._client is None or not self:
             return Done(empty_lease())
-        return self._client.release(*self._take())
+        client = self._client
+        return client._run(client._protocol.release(*self._take()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,10 +327,23 @@ class Client:
             )
         )
 
-    def release(self, lease_id: int, verified_blocks: int = 0) -> Done:
-        """Ends a lease that was detached. ``verified_blocks``: how many of its blocks were fetched ok and
-        used."""
-        return self._run(self._protocol.release(lease_id, verified_blocks))
+    def release(
+        self,
+        lease_id: int,
+        verified_blocks: int = 0,
+        *,
+        shared_bytes: int = 0,
+        shared_seconds: float = 0.0,
+    ) -> Done:
+        """Ends a lease that was detached, and tells the daemon what only its user knows.
+
+        verified_blocks  how many of its blocks were fetched ok and used
+        shared_bytes, shared_seconds
+                         what was copied out of shared memory, and for how long: FetchReport.shared times the
+                         part's bytes, FetchReport.shared_seconds
+        """
+        use = LeaseUse(verified_blocks, shared_bytes, shared_seconds)
+        return self._run(self._protocol.release(lease_id, use))
 
     def renew(self, lease_id: int, seconds: float) -> Done:
         """Sets a lease's remaining time, counted from now: 0.001 to 600 s."""

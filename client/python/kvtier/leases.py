@@ -20,16 +20,27 @@ def empty_lease() -> NotFound:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseUse:
+    """What the daemon is told at a lease's release, for its operator."""
+
+    verified_blocks: int = 0  # fetched by it, and verified here
+    shared_bytes: int = 0  # copied out of shared memory, and how long that took
+    shared_seconds: float = 0.0
+
+
 class LeaseLedger:
-    """Which leases this client holds, and which of their blocks it has fetched and verified. Thread-safe."""
+    """Which leases this client holds, and what it has made of them. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards what is below; both have the same leases
         self._verified: dict[int, bytearray] = {}
+        self._shared: dict[int, tuple[int, float]] = {}
 
     def open(self, lease_id: int, blocks: int) -> None:
         with self._lock:
             self._verified[lease_id] = bytearray(blocks)
+            self._shared[lease_id] = (0, 0.0)
 
     def note(self, lease_id: int, first_block: int, ok: Sequence[bool]) -> None:
         with self._lock:
@@ -39,10 +50,15 @@ class LeaseLedger:
             for i, good in enumerate(ok[: max(len(verified) - first_block, 0)], first_block):
                 verified[i] |= good
 
-    def close(self, lease_id: int) -> int:
-        """Its verified blocks."""
+    def note_shared(self, lease_id: int, size: int, seconds: float) -> None:
         with self._lock:
-            return sum(self._verified.pop(lease_id, b""))
+            if lease_id in self._shared:
+                before = self._shared[lease_id]
+                self._shared[lease_id] = (before[0] + size, before[1] + seconds)
+
+    def close(self, lease_id: int) -> LeaseUse:
+        with self._lock:
+            return LeaseUse(sum(self._verified.pop(lease_id, b"")), *self._shared.pop(lease_id, (0, 0.0)))
 
     def open_ids(self) -> list[int]:
         with self._lock:

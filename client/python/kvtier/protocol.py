@@ -30,7 +30,7 @@ from kvtier.errors import (
     check_seconds,
     check_type,
 )
-from kvtier.leases import LeaseLedger, LeaseTimes, LeaseWatch, empty_lease
+from kvtier.leases import LeaseLedger, LeaseTimes, LeaseUse, LeaseWatch, empty_lease
 from kvtier.model import ModelSpec, RegisteredModel, Tier
 from kvtier.prompt import Part, Prompt
 from kvtier.results import (
@@ -62,6 +62,8 @@ from kvtier.transfer import Block, Counters, FetchAssembler, StoreMessages, bloc
 _FIRST_PAUSE = 0.005  # seconds; doubles with each retry
 _STORE_REGION_PAUSE = 0.001  # between looks at whether another store has let go of it
 _U32 = (1 << 32) - 1
+_U64 = (1 << 64) - 1
+_MOST_SHARED_SECONDS = 1e6
 _LONGEST_LEASE = 600.0
 _UNIX = "unix:"
 _UNIX_PATH_BYTES = 108
@@ -422,13 +424,17 @@ class Protocol:
         except Error as error:
             return StoreReport([StoredBlock()] * len(blocks), failure=failure_of(error))
 
-    def release(self, lease_id: int, verified_blocks: int, timeout: float | None = None) -> Operation[Done]:
+    def release(self, lease_id: int, use: LeaseUse, timeout: float | None = None) -> Operation[Done]:
         _check_lease_id(lease_id)
-        check_range("verified_blocks", verified_blocks, 0, _U32)
+        check_range("verified_blocks", use.verified_blocks, 0, _U32)
+        check_range("shared_bytes", use.shared_bytes, 0, _U64)
+        if not 0 <= use.shared_seconds <= _MOST_SHARED_SECONDS:
+            raise InvalidArgument(
+                f"shared_seconds is {use.shared_seconds}, the limits are 0 and {_MOST_SHARED_SECONDS:.0f}"
+            )
         self.lease_times.close(lease_id)
-        return (
-            yield from self._acknowledged("Release", wire.release_request(lease_id, verified_blocks), timeout)
-        )
+        request = wire.release_request(lease_id, use)
+        return (yield from self._acknowledged("Release", request, timeout))
 
     def renew(self, lease_id: int, seconds: float, timeout: float | None = None) -> Operation[Done]:
         _check_lease_id(lease_id)
@@ -533,8 +539,9 @@ class Protocol:
             raise lease_ended(task.lease_id)
         shared = sum(reader.ok)
         self._count("shared_fetched_blocks", shared)
+        self.leases.note_shared(task.lease_id, reader.size, reader.seconds)
         yield from self._fetch_rest(task, reply.statuses(), reader.ok)
-        return FetchReport(reader.ok, _leading(reader.ok), shared=shared)
+        return FetchReport(reader.ok, _leading(reader.ok), shared=shared, shared_seconds=reader.seconds)
 
     def _fetch_rest(self, task: _FetchTask, statuses: Sequence[int], ok: list[bool]) -> Operation[None]:
         """What could not be shared, run by run."""

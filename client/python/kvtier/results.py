@@ -58,6 +58,7 @@ class FetchReport:
     leading: int  # ok blocks before the first that is not
     failure: Error | None = None
     shared: int = 0  # blocks read out of shared memory
+    shared_seconds: float = 0.0  # that copying and checking these took
 
 
 class StoreVerdict(enum.IntEnum):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from types import TracebackType
 from typing import Callable, NamedTuple, Sequence
 
@@ -162,6 +163,8 @@ class SharedReader:
     def __init__(self, blocks: Sequence[Block], watch: LeaseWatch, verify: bool) -> None:
         self.ok = [False] * len(blocks)
         self.checksum_failures = 0
+        self.size = 0  # bytes read, in so many seconds
+        self.seconds = 0.0
         self._blocks = blocks
         self._watch = watch
         self._verify = verify
@@ -180,7 +183,10 @@ class SharedReader:
             )
         if self._watch.over:
             raise Stopped("the lease has ended")
+        began = time.monotonic()
         checksum = self._copy(part, block)
+        self.seconds += time.monotonic() - began
+        self.size += part.size
         if self._verify and checksum != part.checksum:
             self.checksum_failures += 1
         else:

@@ -13,6 +13,7 @@ from typing import Iterator, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from kvtier.errors import Internal, InvalidArgument
+from kvtier.leases import LeaseUse
 from kvtier.model import (
     GroupedAttention,
     LatentAttention,
@@ -166,8 +167,13 @@ def register_request(spec: ModelSpec) -> bytes:
     return pb.RegisterModelRequest(spec=message).SerializeToString()
 
 
-def release_request(lease_id: int, verified_blocks: int) -> bytes:
-    return pb.ReleaseRequest(lease_id=lease_id, verified_blocks=verified_blocks).SerializeToString()
+def release_request(lease_id: int, use: LeaseUse) -> bytes:
+    return pb.ReleaseRequest(
+        lease_id=lease_id,
+        verified_blocks=use.verified_blocks,
+        shared_bytes=use.shared_bytes,
+        shared_seconds=use.shared_seconds,
+    ).SerializeToString()
 
 
 def renew_request(lease_id: int, lease_ms: int) -> bytes:

@@ -250,16 +250,24 @@ class StepPlan:
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadOutcome:
     """A load's end on `ranks` ranks. verified: leading blocks that are in place on each of them.
-    bytes: verified ones, of all these ranks. seconds: the slowest rank's."""
+    bytes: verified ones, of all these ranks. seconds: the slowest rank's. shared_bytes: read out of shared
+    memory, by all these ranks, in shared_seconds together."""
 
     ranks: int
     verified: int
     bytes: int
     seconds: float
+    shared_bytes: int = 0
+    shared_seconds: float = 0.0
 
     def merge(self, other: LoadOutcome) -> LoadOutcome:
         return LoadOutcome(self.ranks + other.ranks, min(self.verified, other.verified),
-                           self.bytes + other.bytes, max(self.seconds, other.seconds))
+                           self.bytes + other.bytes, max(self.seconds, other.seconds),
+                           self.shared_bytes + other.shared_bytes, self.shared_seconds + other.shared_seconds)
+
+
+# Of a lease by which nothing was loaded.
+UNUSED = LoadOutcome(0, 0, 0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -706,7 +714,7 @@ class SchedulerHalf:
         for state in self._requests.values():
             self._drop_answer(state)
         for load in self._loads.values():
-            self._release(load.job.lease_id, 0)
+            self._release(load.job.lease_id)
         for save in self._saves.values():
             self._unpin(save.job)
         self._requests, self._loads, self._saves = {}, {}, {}
@@ -741,7 +749,7 @@ class SchedulerHalf:
         if matched > 0:
             return matched
         # Nothing to load, so nothing to pin; what was found still tells what need not be saved.
-        self._release(answer.lease_id, 0)
+        self._release(answer.lease_id)
         answer.lease_id = NO_LEASE
         return 0
 
@@ -788,7 +796,7 @@ class SchedulerHalf:
                 answer.lease_id, answer.lease_end = lease_id, lease_end
                 self._answered.notify_all()
         if late:
-            self._release_now(lease_id, 0)
+            self._release_now(lease_id)
 
     def _settled(self, answer: _Answer) -> bool:
         """Waits for the answer if this step has time left for that; past its deadline it is a miss."""
@@ -832,7 +840,7 @@ class SchedulerHalf:
             # Still a job: the engine waits for it, and has to hear that nothing was loaded.
             self._once.warn("allocated", "request %s takes %d blocks at %d that no match offered, or not into "
                             "as many block ids of 0 or more: %s", request_id, external_blocks, first, targets)
-            self._release(lease_id, 0)
+            self._release(lease_id)
             lease_id = NO_LEASE
         lease_end = answer.lease_end if answer is not None else None
         job = LoadJob(next(self._job_ids), request_id, lease_id, first, targets, lease_end)
@@ -919,7 +927,7 @@ class SchedulerHalf:
 
     def _loaded(self, load: _Load, outcome: LoadOutcome) -> None:
         job, state = load.job, load.request
-        self._release(job.lease_id, outcome.verified)
+        self._release(job.lease_id, outcome)
         failed = len(job.block_ids) - outcome.verified
         self._counters.loads += 1
         self._counters.blocks_loaded += outcome.verified
@@ -969,17 +977,18 @@ class SchedulerHalf:
         with self._answered:
             answer.done = True
             lease_id, answer.lease_id = answer.lease_id, NO_LEASE
-        self._release(lease_id, 0)
+        self._release(lease_id)
 
-    def _release(self, lease_id: int, verified: int) -> None:
+    def _release(self, lease_id: int, use: LoadOutcome = UNUSED) -> None:
         if lease_id != NO_LEASE:
-            self._threads.submit(lambda: self._release_now(lease_id, verified))
+            self._threads.submit(lambda: self._release_now(lease_id, use))
 
-    def _release_now(self, lease_id: int, verified: int) -> None:
+    def _release_now(self, lease_id: int, use: LoadOutcome = UNUSED) -> None:
         if lease_id == NO_LEASE:
             return
         try:
-            done = self._client.release(lease_id, verified_blocks=verified)
+            done = self._client.release(lease_id, use.verified, shared_bytes=use.shared_bytes,
+                                        shared_seconds=use.shared_seconds)
             failure = done.failure
         except Error as error:
             failure = error
@@ -1106,28 +1115,28 @@ class WorkerHalf:
     def _load(self, job: LoadJob, mark: Any, deadline: float) -> None:
         """Never raises; when it returns nothing writes to the job's blocks any more."""
         began = time.monotonic()
-        verified = 0
+        outcome = LoadOutcome(1, 0, 0, 0.0)
         try:
-            verified = self._fetch(job, mark, deadline)
+            outcome = self._fetch(job, mark, deadline)
         except Exception as error:
             self._once.warn(f"load {type(error)}", "load failed, its blocks are computed: %s", error,
                             exc_info=not isinstance(error, Error))
         with self._changed:
             if job.job_id in self._cancelled:
                 self._cancelled.discard(job.job_id)
-                verified = 0
+                outcome = dataclasses.replace(outcome, verified=0, bytes=0)
             self._loading.discard(job.job_id)
             self._loaded.add(job.request_id)
-            self._failed_blocks.update(job.block_ids[verified:])
-            self._report.loads[job.job_id] = LoadOutcome(1, verified, verified * self._pages.part_bytes,
-                                                         time.monotonic() - began)
+            self._failed_blocks.update(job.block_ids[outcome.verified:])
+            self._report.loads[job.job_id] = dataclasses.replace(outcome, seconds=time.monotonic() - began)
             self._changed.notify_all()
 
-    def _fetch(self, job: LoadJob, mark: Any, deadline: float) -> int:
-        """Leading blocks that are in place."""
+    def _fetch(self, job: LoadJob, mark: Any, deadline: float) -> LoadOutcome:
+        """But for its seconds."""
         if isinstance(mark, Exception):
             raise mark
-        verified = 0
+        verified = shared = 0
+        shared_seconds = 0.0
         step = self._pages.chunk_blocks or max(1, len(job.block_ids))
         for at in range(0, len(job.block_ids), step):
             left = deadline - time.monotonic()
@@ -1139,11 +1148,14 @@ class WorkerHalf:
                                              lease_end=job.lease_end, timeout=left)
             self._pages.written(block_ids[:report.leading], mark)
             verified += report.leading
+            shared += report.shared
+            shared_seconds += report.shared_seconds
             if report.failure is not None:
                 self._once.warn("fetch", "load ended early, the rest is computed: %s", report.failure)
             if report.leading < len(block_ids):
                 break
-        return verified
+        size = self._pages.part_bytes
+        return LoadOutcome(1, verified, verified * size, 0.0, shared * size, shared_seconds)
 
     # Saves
 
