@@ -163,8 +163,8 @@ class TransferCases(DaemonCase):
         verified = []
         protocol = getattr(self.client, "inner", self.client)._protocol
         release = protocol.release
-        protocol.release = lambda lease, blocks, *rest: (
-            verified.append(blocks) or release(lease, blocks, *rest)
+        protocol.release = lambda lease, use, *rest: (
+            verified.append(use.verified_blocks) or release(lease, use, *rest)
         )
         with self.client.lookup(prompt, lease=60) as found:
             lease_id = found.lease.id
