@@ -20,8 +20,8 @@ From another process (prints `ready listen=ADDRESS`, ends when its input does):
     python3 tests/support/grpc_proxy.py unix:/tmp/kvtier/kvtier.sock --method Fetch --cut 1 --every 2
 
 It passes messages on as bytes, of every method and service, with metadata both ways, deadlines, status
-and cancellation, but for the socket that RegisterModel tells of: payload in shared memory would pass by
-the proxy and its faults. A message is a response of the daemon, except in Store, where it is a request: there
+and cancellation, but for the socket that RegisterModel tells of (unless it is told to): payload in shared
+memory would pass by the proxy and its faults. A message is a response of the daemon, except in Store, where it is a request: there
 `flip` and `cut` strike the stream of the one who stores. A daemon that is not there is UNAVAILABLE.
 """
 from __future__ import annotations
@@ -124,9 +124,13 @@ class _Cut(Exception):
 
 
 class GrpcProxy(grpc.GenericRpcHandler):
-    """Listens on a Unix socket of its own. A context manager; thread-safe."""
+    """Listens on a Unix socket of its own. A context manager; thread-safe.
 
-    def __init__(self, target: str) -> None:
+    shared_memory: clients hear of it, and their payload passes by.
+    """
+
+    def __init__(self, target: str, shared_memory: bool = False) -> None:
+        self._shared_memory = shared_memory
         self._folder = tempfile.TemporaryDirectory(prefix="kvtier_proxy_")
         self.address = f"unix:{self._folder.name}/proxy.sock"
         self._lock = threading.Lock()
@@ -223,7 +227,8 @@ class GrpcProxy(grpc.GenericRpcHandler):
             call.cancel()
         try:
             context.send_initial_metadata(call.initial_metadata())
-            replies = _without_shared_memory(call) if method == "RegisterModel" else call
+            hidden = method == "RegisterModel" and not self._shared_memory
+            replies = _without_shared_memory(call) if hidden else call
             yield from replies if storing else _spoil(fault, gone, replies)
         except _Cut:
             call.cancel()

@@ -34,7 +34,6 @@ PATIENCE_SECONDS = 30
 IDLE_WAIT = 0.01
 # What the proxies do to payload they do to gRPC's.
 PATIENT = kvtier.ClientOptions(lookup_deadline=10.0, shared_memory=False)
-SHARING = kvtier.ClientOptions(lookup_deadline=10.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -210,9 +209,9 @@ class ConnectedEngine(FakeEngine):
                  worker: paged.WorkerOptions, client: kvtier.ClientOptions, **options: Any) -> None:
         shape = slots.shape
         self._stack = contextlib.ExitStack()
-        self.lookups = self._stack.enter_context(GrpcProxy(rig.daemon.address))
-        self.transfers = [self._stack.enter_context(GrpcProxy(rig.daemon.address))
-                          for _ in range(shape.ranks)]
+        self.lookups, *self.transfers = (
+            self._stack.enter_context(GrpcProxy(rig.daemon.address, client.shared_memory))
+            for _ in range(1 + shape.ranks))
         news = threading.Event()
         self._clients = [self._stack.enter_context(_TellingClient(proxy.address, client, news))
                          for proxy in (self.lookups, *self.transfers)]

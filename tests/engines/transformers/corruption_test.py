@@ -7,7 +7,7 @@ import unittest
 
 import torch
 from grpc_proxy import Fault, GrpcProxy
-from support import BLOCK, GREEDY, OVER_GRPC, EngineTest, answer, go_on, ids_of, model_of, planted
+from support import BLOCK, GREEDY, EngineTest, answer, go_on, ids_of, model_of, planted
 
 from kvtier.engines import transformers as connector
 
@@ -56,7 +56,7 @@ class CorruptionTest(EngineTest):
         self.check(cache, live, WHOLE)
 
     def test_flipped_in_transit_to_the_engine(self):
-        with GrpcProxy(self.start(OVER_GRPC).address) as proxy:
+        with GrpcProxy(self.start().address) as proxy:
             cache = self.cache(self.model, proxy.address)
             live = self.check(cache, None, 0)
             self.check(cache, live, WHOLE)
@@ -69,7 +69,7 @@ class CorruptionTest(EngineTest):
             self.check(cache, live, WHOLE)
 
     def test_flipped_in_transit_to_the_daemon(self):
-        with GrpcProxy(self.start(OVER_GRPC).address) as proxy:
+        with GrpcProxy(self.start().address) as proxy:
             cache = self.cache(self.model, proxy.address)
             proxy.inject(Fault("Store", flip=1, times=1))
             live = self.check(cache, None, 0)

@@ -10,7 +10,7 @@ import unittest
 import grpc
 import torch
 from grpc_proxy import Fault, Gate, GrpcProxy
-from support import GREEDY, OVER_GRPC, PATIENT, EngineTest, answer, ids_of, kvtier, model_of, planted
+from support import GREEDY, PATIENT, EngineTest, answer, ids_of, kvtier, model_of, planted
 
 from kvtier.engines import transformers
 from kvtier.engines.transformers import CallReport, KvtierCache, Timeouts
@@ -90,7 +90,7 @@ class FaultsTest(EngineTest):
         self.killed_during("Store", cold=True)
 
     def killed_during(self, method, cold=False):
-        kvtierd = self.start(OVER_GRPC)
+        kvtierd = self.start()
         with GrpcProxy(kvtierd.address) as proxy:
             cache = self.cache(self.model, proxy.address)
             if not cold:
@@ -107,12 +107,12 @@ class FaultsTest(EngineTest):
             self.assertEqual(len(calls), 1, "the call ended, with the right answer")
             self.assert_failed(calls[0], kvtier.Unavailable, kvtier.DeadlineExceeded, kvtier.NotFound)
             proxy.clear()
-            proxy.retarget(self.start(OVER_GRPC).address)
+            proxy.retarget(self.start().address)
             self.assert_hit_soon(cache)
 
     def test_cut_in_the_middle_of_a_fetch(self):
         """What came before the cut is verified and may be used or not; the answer is the same."""
-        with GrpcProxy(self.start(OVER_GRPC).address) as proxy:
+        with GrpcProxy(self.start().address) as proxy:
             cache = self.cache(self.model, proxy.address)
             ids = ids_of("cut", 2000)  # 2 MiB, so more than one message
             self.generate(cache, ids)
@@ -125,7 +125,7 @@ class FaultsTest(EngineTest):
 
     def test_slow(self):
         """One second per call: a call costs the lookup's time, and after three of them nothing."""
-        with GrpcProxy(self.start(OVER_GRPC).address) as proxy:
+        with GrpcProxy(self.start().address) as proxy:
             self.generate(self.cache(self.model, proxy.address))
             cache = self.cache(self.model, proxy.address, timeouts=Timeouts())
             self.assert_hit_soon(cache)
@@ -143,7 +143,7 @@ class FaultsTest(EngineTest):
             self.assert_hit_soon(cache)
 
     def test_slow_fetch(self):
-        with GrpcProxy(self.start(OVER_GRPC).address) as proxy:
+        with GrpcProxy(self.start().address) as proxy:
             self.generate(self.cache(self.model, proxy.address))
             limits = Timeouts(lookup=PATIENT.lookup, fetch=0.3, store=0.3)
             cache = self.cache(self.model, proxy.address, timeouts=limits)
@@ -158,7 +158,7 @@ class FaultsTest(EngineTest):
 
     def test_slow_release(self):
         """Of four rows only the first one's lease is waited for; the KV is there and is used."""
-        with GrpcProxy(self.start(OVER_GRPC).address) as proxy:
+        with GrpcProxy(self.start().address) as proxy:
             ids = torch.cat([ids_of(f"release {row}", TOKENS) for row in range(4)])
             self.generate(self.cache(self.model, proxy.address), ids)
             cache = self.cache(self.model, proxy.address, timeouts=PATIENT)  # and the client's own deadline
@@ -174,7 +174,7 @@ class FaultsTest(EngineTest):
             self.assertEqual(proxy.calls("Release"), 1 + 4)
 
     def test_slow_store(self):
-        with GrpcProxy(self.start(OVER_GRPC).address) as proxy:
+        with GrpcProxy(self.start().address) as proxy:
             limits = Timeouts(lookup=PATIENT.lookup, fetch=PATIENT.fetch, store=0.3)
             cache = self.cache(self.model, proxy.address, timeouts=limits)
             fault = proxy.inject(Fault("Store", gate=Gate()))

@@ -79,10 +79,6 @@ def answer(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor | None 
     return model.generate(ids, attention_mask=torch.ones_like(ids) if mask is None else mask, **GREEDY)
 
 
-# For a daemon behind a proxy, whose faults are of what goes over gRPC.
-OVER_GRPC = "--shared-memory=false"
-
-
 class EngineTest(unittest.TestCase):
     """A test with a kvtierd of its own, started by `start`."""
 

@@ -73,8 +73,7 @@ class FaultTest(unittest.TestCase):
         return engine.metrics()[LOADED_BLOCKS] - before == BLOCKS
 
     def test_kvtierd_at_fault(self):
-        # The proxy's faults are of what goes over gRPC.
-        with kvtierd("--shared-memory=false") as daemon, GrpcProxy(daemon.address) as proxy, \
+        with kvtierd() as daemon, GrpcProxy(daemon.address) as proxy, \
                 Engine(self.model, config(proxy.address)) as engine:
             self.ask(engine)
             daemon.wait_blocks(BLOCKS)
