@@ -250,6 +250,19 @@ class TransferCases(DaemonCase):
             ("lease is '1', it must be a number", lambda: self.client.lookup(prompt, lease="1")),
             ("lease is 0 s", lambda: self.client.renew(1, 0)),
             ("timeout is '1', it must be a number", lambda: self.client.lookup(prompt, timeout="1")),
+            *((f"timeout is {bad} s, ", lambda bad=bad, call=call: call(timeout=bad))
+              for bad in (-1, float("inf"), float("nan"), 1e10)
+              for call in (lambda timeout: self.client.lookup(prompt, timeout=timeout),
+                           lambda timeout: self.client.fetch_into(prompt, [good], timeout=timeout),
+                           lambda timeout: self.client.store_from(prompt, [good], timeout=timeout),
+                           lambda timeout: self.client.register_model(opaque_spec(), timeout=timeout))),
+            ("promote_to is a str", lambda: self.client.lookup(prompt, promote_to="x")),
+            ("prefill_tokens_per_second is 'x'",
+             lambda: self.client.lookup(prompt, prefill_tokens_per_second="x")),
+            ("buffers is a int", lambda: self.client.fetch_into(prompt, 5)),
+            ("buffers is a NoneType", lambda: self.client.store_from(prompt, None)),
+            ("lease_id is -1", lambda: self.client.fetch_into(-1, [good])),
+            ("lease_id is 18446744073709551616", lambda: self.client.fetch_into(2**64, [good])),
             ("part is a tuple, it must be a Part", lambda: self.client.store_from(prompt, [good], part=(0, 0))),
             ("prompt is a list, it must be a Prompt", lambda: self.client.lookup([1, 2])),
             ("prompt is a list, it must be a Prompt", lambda: self.client.store_from([1, 2], [good])),
@@ -264,6 +277,34 @@ class TransferCases(DaemonCase):
                 call()
             self.assertIn(text, str(raised.exception))
         self.assertEqual(self.client.store_from(prompt, [good, good]).held, 2)
+
+    def test_items_that_are_pointers_are_refused(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("no numpy, and nothing else has such a buffer")
+        model = self.model("pointers", 4096)
+        prompt = kvtier.Prompt(model.id, tokens_of(21, 1))
+        for refused, dtype in ((True, object), (False, float)):
+            buffer = numpy.zeros(512, dtype)
+            for call in (self.client.store_from, self.client.fetch_into):
+                with self.subTest(dtype=dtype):
+                    if refused:
+                        with self.assertRaisesRegex(kvtier.InvalidArgument, "items of format 'O'"):
+                            call(prompt, [buffer])
+                    else:
+                        self.assertIsNone(call(prompt, [buffer]).failure)
+
+    def test_a_failure_does_not_hold_the_buffers(self):
+        model = self.model("held", 4096)
+        prompt = kvtier.Prompt(model.id, tokens_of(20, 1))
+        buffer = bytearray(4096)
+        for report in (self.client.fetch_into(12345, [buffer]),
+                       self.client.store_from(kvtier.Prompt(bytes(16), tokens_of(20, 1)), [buffer])):
+            self.assertIsInstance(report.failure, kvtier.NotFound)
+            self.assertIsNone(report.failure.__traceback__)
+            self.assertIsNone(report.failure.__context__)
+        self.assertEqual(self.client.store_from(prompt, [buffer]).held, 1)
 
     def test_no_buffers_are_no_fault(self):
         """A prompt shorter than a block has none."""

@@ -155,8 +155,6 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> FetchReport:
         prompt, lease_id, model_id = target_of(what)
-        if prompt is None and lease_id == 0:
-            return FetchReport([False] * len(buffers), 0, empty_lease())
         return await self._run(
             self._protocol.fetch(
                 prompt,

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Callable
 
-from kvtier.errors import Unavailable, check_range
+from kvtier.errors import LONGEST_TIMEOUT, Unavailable, check_range, check_seconds
 
 _log = logging.getLogger("kvtier")
 
@@ -21,6 +21,8 @@ class BreakerOptions:
 
     def __post_init__(self) -> None:
         check_range("breaker.failures_to_open", self.failures_to_open, 0, 1 << 31)
+        check_seconds("breaker.first_backoff", self.first_backoff, 0, LONGEST_TIMEOUT)
+        check_seconds("breaker.longest_backoff", self.longest_backoff, 0, LONGEST_TIMEOUT)
 
 
 class CircuitBreaker:

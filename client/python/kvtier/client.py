@@ -25,7 +25,7 @@ from typing import Any, Sequence, TypeVar
 
 import grpc
 
-from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, Unavailable, error_of
+from kvtier.errors import Code, DeadlineExceeded, Error, InvalidArgument, Unavailable, check_range, error_of
 from kvtier.leases import empty_lease
 from kvtier.leases import LeaseUse
 from kvtier.model import ModelSpec, RegisteredModel, Tier
@@ -235,7 +235,7 @@ class Client:
         what        the prompt, a lease on it, or the id of a lease
         buffers     buffers[i] takes block first_block + i: a writable contiguous object of the buffer
                     protocol, or a sequence of such objects that are filled end to end. Exactly the part's
-                    bytes.
+                    bytes. Not the same memory for two blocks: of those the last one stays.
         allow_gaps  go on after a miss; otherwise all blocks after the first miss are misses
         lease_end   with the id of a lease that another client took: when it ends, as its Lease.end said.
                     Without it this client does not know how long shared memory may be read, and fetches over
@@ -246,8 +246,6 @@ class Client:
         ends while shared memory is read makes every block a miss, with NotFound as the failure.
         """
         prompt, lease_id, model_id = target_of(what)
-        if prompt is None and lease_id == 0:
-            return FetchReport([False] * len(buffers), 0, empty_lease())
         return self._run(
             self._protocol.fetch(
                 prompt,
@@ -308,7 +306,7 @@ class Client:
         """Stores one part of blocks [first_block, first_block + len(buffers)).
 
         buffers        as in ``fetch_into``, but they may be read-only. They are read until the call returns,
-                       and must not change meanwhile: a block that does is rejected.
+                       and must not change meanwhile: a block that does may be stored as no moment saw it.
         durable        on SSD and synced when this returns; needs the SSD tier. Otherwise in RAM.
         first_missing  the first block that the daemon lacks, when the caller knows it from its own lookup;
                        blocks before it are not sent. None: ask first.
@@ -629,8 +627,7 @@ def target_of(what: Prompt | LeaseHandle | int) -> tuple[Prompt | None, int, byt
         return None, what.id, what._model_id or None
     if not isinstance(what, int):
         raise InvalidArgument(f"what is a {type(what).__name__}, it must be a Prompt, a Lease or a lease's id")
-    if what == 0:
-        raise InvalidArgument("lease_id is 0: there is no lease")
+    check_range("lease_id", what, 1, (1 << 64) - 1)
     return None, what, None
 
 

@@ -135,6 +135,17 @@ def check_seconds(field: str, seconds: float, least: float, most: float) -> None
         raise InvalidArgument(f"{field} is {seconds} s, the limits are {least:g} and {most:g}")
 
 
+# gRPC takes a time much farther away for one that is over. The least is any that is above 0.
+LONGEST_TIMEOUT = 1e6
+_LEAST_TIMEOUT = 5e-324
+
+
+def check_timeout(field: str, seconds: float) -> None:
+    if isinstance(seconds, (int, float)) and seconds <= 0:
+        raise InvalidArgument(f"{field} is {seconds} s, it must be above 0, at most {LONGEST_TIMEOUT:g}")
+    check_seconds(field, seconds, _LEAST_TIMEOUT, LONGEST_TIMEOUT)
+
+
 def check_type(field: str, value: Any, wanted: type) -> None:
     if not isinstance(value, wanted):
         raise InvalidArgument(f"{field} is a {type(value).__name__}, it must be a {wanted.__name__}")

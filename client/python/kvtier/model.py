@@ -175,7 +175,8 @@ class ModelSpec:
         return bytes(out)
 
     def id(self) -> bytes:
-        """16 bytes, as RegisterModel answers."""
+        """16 bytes, as RegisterModel answers. Raises InvalidArgument as ``validate``."""
+        self.validate()
         return xxhash.xxh3_128_digest(self.canonical())
 
 

@@ -28,7 +28,9 @@ from kvtier.errors import (
     Unavailable,
     check_range,
     check_seconds,
+    check_timeout,
     check_type,
+    utf8_of,
 )
 from kvtier.leases import LeaseLedger, LeaseTimes, LeaseUse, LeaseWatch, empty_lease
 from kvtier.model import ModelSpec, RegisteredModel, Tier
@@ -105,6 +107,12 @@ class ClientOptions:
     # word and the lease's time alone.
     verify_shared: bool = True
 
+    def __post_init__(self) -> None:
+        for name in ("connect_deadline", "lookup_deadline", "register_deadline", "transfer_deadline"):
+            check_timeout(name, getattr(self, name))
+        check_range("retries", self.retries, 0, 1 << 31)
+        check_type("breaker", self.breaker, BreakerOptions)
+
     def channel_options(self) -> list[tuple[str, int]]:
         return [*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", int(self.connect_deadline * 1000))]
 
@@ -157,8 +165,9 @@ def path_of(rpc: str) -> str:
 
 
 def check_address(address: str) -> None:
+    encoded = utf8_of("address", address)
     if address.startswith(_UNIX):
-        if 0 < len(address.encode()) - len(_UNIX) < _UNIX_PATH_BYTES:
+        if 0 < len(encoded) - len(_UNIX) < _UNIX_PATH_BYTES:
             return
     else:
         host, _, port = address.rpartition(":")
@@ -170,6 +179,13 @@ def check_address(address: str) -> None:
     )
 
 
+def check_rate(tokens_per_second: float) -> None:
+    if not isinstance(tokens_per_second, (int, float)) or not 0 <= tokens_per_second <= 1e9:
+        raise InvalidArgument(
+            f"prefill_tokens_per_second is {tokens_per_second!r}, the limits are 0 and 1e9"
+        )
+
+
 def lease_milliseconds(seconds: float | None) -> int:
     """0 for none."""
     if seconds is None:
@@ -179,10 +195,12 @@ def lease_milliseconds(seconds: float | None) -> int:
 
 
 def failure_of(error: Error) -> Error:
-    """A miss's error; raises what must be raised."""
+    """A miss's error; raises what must be raised. Without its traceback, which would hold the caller's
+    buffers."""
     if isinstance(error, (InvalidArgument, Internal)):
         raise error
-    return error
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 _COUNTED = (
@@ -272,7 +290,10 @@ class Protocol:
     # ------------------------------------------------------------------------------------- operations
 
     def register_model(self, spec: ModelSpec, timeout: float | None) -> Operation[RegisteredModel]:
+        check_type("spec", spec, ModelSpec)
         spec.validate()
+        if timeout is not None:
+            check_timeout("timeout", timeout)
         limit = self.options.register_deadline if timeout is None else timeout
         model = yield from self._register(spec, limit)
         with self._lock:
@@ -289,14 +310,13 @@ class Protocol:
         timeout: float | None,
     ) -> Operation[Found]:
         check_type("prompt", prompt, Prompt)
-        if not 0 <= prefill_tokens_per_second <= 1e9:
-            raise InvalidArgument(
-                f"prefill_tokens_per_second is {prefill_tokens_per_second}, the limits are 0 and 1e9"
-            )
+        check_rate(prefill_tokens_per_second)
+        if promote_to is not None:
+            check_type("promote_to", promote_to, Tier)
         request = wire.lookup_request(
             prompt,
             lease_ms=lease_milliseconds(lease),
-            promote_to=int(promote_to or 0),
+            promote_to=0 if promote_to is None else int(promote_to),
             prefill_tokens_per_second=prefill_tokens_per_second,
         )
         end = self._end(timeout, self.options.lookup_deadline)
@@ -331,6 +351,8 @@ class Protocol:
     ) -> Operation[FetchReport]:
         """By prompt, or by lease. ``model_id`` is None when it is not known (a bare lease id)."""
         blocks = blocks_of("buffers", buffers, writable=True)
+        if prompt is None and lease_id == 0:
+            return FetchReport([False] * len(blocks), 0, empty_lease())
         check_range("first_block", first_block, 0, _U32 - len(blocks))
         self._check_part(model_id, part, blocks)
         if not blocks:
@@ -451,10 +473,8 @@ class Protocol:
     # ------------------------------------------------------------------------------------- their parts
 
     def _end(self, timeout: float | None, default: float) -> float:
-        if timeout is not None and not isinstance(timeout, (int, float)):
-            raise InvalidArgument(f"timeout is {timeout!r}, it must be a number of seconds")
-        if timeout is not None and timeout <= 0:
-            raise InvalidArgument(f"timeout is {timeout} s, it must be above 0")
+        if timeout is not None:
+            check_timeout("timeout", timeout)
         return time.monotonic() + (default if timeout is None else timeout)
 
     def _check_part(self, model_id: bytes | None, part: Part, blocks: Sequence[Block]) -> None:

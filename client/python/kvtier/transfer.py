@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import xxhash
 
 from kvtier import wire
 from kvtier.errors import Internal, InvalidArgument
+
+
+_PLAIN_FORMATS = frozenset("bBcdefhHiIlLnNqQ?")
 
 
 class Block:
@@ -47,6 +50,8 @@ class Block:
 
 
 def blocks_of(field: str, buffers: Sequence[Any], writable: bool) -> list[Block]:
+    if not isinstance(buffers, Iterable):
+        raise InvalidArgument(f"{field} is a {type(buffers).__name__}, it must be a sequence of buffers")
     return [Block(f"{field}[{i}]", memory, writable) for i, memory in enumerate(buffers)]
 
 
@@ -82,14 +87,13 @@ def _bytes_of(field: str, view: memoryview, writable: bool) -> memoryview:
         raise InvalidArgument(f"{field} is not contiguous, strides are {view.strides} for shape {view.shape}")
     if view.format == "B" and view.ndim == 1:
         return view
-    if view.nbytes == 0:
-        return memoryview(bytearray())
-    try:
-        return view.cast("B")
-    except TypeError:
+    if view.format.lstrip("@") not in _PLAIN_FORMATS:  # of objects and pointers not even bytes must change
         raise InvalidArgument(
             f"{field} has items of format '{view.format}', they must be of one native type; cast it to bytes"
-        ) from None
+        )
+    if view.nbytes == 0:
+        return memoryview(bytearray())
+    return view.cast("B")
 
 
 class FetchAssembler:

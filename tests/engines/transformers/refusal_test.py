@@ -87,6 +87,11 @@ class RefusedModels(unittest.TestCase):
             with self.assertRaisesRegex(kvtier.InvalidArgument, "namespace is a "):
                 KvtierCache(made("Llama"), NOWHERE, namespace=namespace)
 
+    def test_rate(self):
+        for rate in (-1, float("nan"), "x"):
+            with self.assertRaisesRegex(kvtier.InvalidArgument, "prefill_tokens_per_second is "):
+                KvtierCache(made("Llama"), NOWHERE, prefill_tokens_per_second=rate)
+
     def test_timeouts(self):
         with self.assertRaisesRegex(ValueError, "timeouts.fetch: 0"):
             Timeouts(fetch=0)

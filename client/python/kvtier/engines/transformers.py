@@ -53,6 +53,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 import kvtier
 from kvtier.engines.transformers_model import (KvShape, UnsupportedModel, cache_name, has_adapters, identity,
                                                kv_shape, parameter_forms)
+from kvtier.protocol import check_rate
 
 __all__ = ["CallReport", "KvtierCache", "Prefill", "Timeouts", "UnsupportedModel"]
 
@@ -170,6 +171,7 @@ class KvtierCache:
                  prefill_tokens_per_second: float = 0.0) -> None:
         if not isinstance(namespace, kvtier.Namespace):
             raise kvtier.InvalidArgument(f"namespace is a {type(namespace).__name__}, it must be a Namespace")
+        check_rate(prefill_tokens_per_second)
         self.last_call = CallReport()
         self._model = model
         self._namespace = namespace
