@@ -473,7 +473,8 @@ class Client:
                 received = True
                 attempt.on_message(message)
             return Outcome(received=received)
-        except grpc.RpcError:
+        except grpc.RpcError as raised:
+            _forget_frames(raised)
             error = stuck(attempt) if watch.gave_up(watched) else error_of_call(call, attempt)
             return Outcome(error=error, received=received)
         except Error as error:
@@ -547,10 +548,17 @@ def _await(call: Any, attempt: Attempt) -> Outcome:
         return Outcome(call.result(timeout=attempt.limit + GRACE_SECONDS), received=True)
     except grpc.FutureTimeoutError:
         return Outcome(error=stuck(attempt))
-    except (grpc.RpcError, grpc.FutureCancelledError):
+    except (grpc.RpcError, grpc.FutureCancelledError) as raised:
+        _forget_frames(raised)
         return Outcome(error=error_of_call(call, attempt))
     finally:
         call.cancel()  # of no effect once it has ended
+
+
+def _forget_frames(raised: BaseException) -> None:
+    """gRPC raises the call itself, and its traceback's frames hold the call, and with it the caller's
+    buffers, until the garbage collector comes."""
+    raised.__traceback__ = None
 
 
 class _CallWatch:

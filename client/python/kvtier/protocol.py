@@ -425,6 +425,8 @@ class Protocol:
         check_type("prompt", prompt, Prompt)
         blocks = blocks_of("buffers", buffers, writable=False)
         check_range("first_block", first_block, 0, _U32 - len(blocks))
+        if first_missing is not None:
+            check_range("first_missing", first_missing, 0, _U32)
         self._check_part(prompt.model_id, part, blocks)
         if not blocks:
             return StoreReport([])
@@ -692,7 +694,11 @@ class Protocol:
             if not judged:  # given up from outside, which says nothing about the daemon
                 self._breaker.withdraw()
         if outcome.error is not None:
-            raise outcome.error
+            error, outcome.error = outcome.error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame, so both would stay until a collection
         return outcome.reply
 
     def _try_until_done(self, make: Callable[[], Attempt], end: float) -> Operation[Outcome]:
