@@ -151,7 +151,8 @@ class SharedMemoryTest(unittest.TestCase):
         print(json.dumps({"totals": totals, "before": before, "after": after}), flush=True)
         for kind in ("sockets", "memfds", "memfd_bytes"):
             self.assertLessEqual(after[kind], before[kind], kind)
-        self.assertLessEqual(after["rss_bytes"], before["rss_bytes"] + 24 * MIB)
+        if not os.environ.get("KVTIER_SANITIZE"):  # a sanitizer keeps what is freed
+            self.assertLessEqual(after["rss_bytes"], before["rss_bytes"] + 24 * MIB)
 
     def run_lives(self, daemon, control, lives, seed):
         done = subprocess.run([CLIENT, daemon.address, str(lives), str(seed)], check=True,
