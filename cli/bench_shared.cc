@@ -204,49 +204,63 @@ absl::StatusOr<bool> Offered(const BenchSetup& setup) {
   return false;
 }
 
-absl::Status FetchRows(BenchSetup& setup, int clients, uint32_t blocks, const std::string& suffix,
-                       BenchReport* report) {
-  const WorkerOptions verified{.blocks = blocks};
-  const WorkerOptions unverified{.blocks = blocks, .verify = false};
-  KVTIER_ASSIGN_OR_RETURN(const auto hashing, MakeCrew(setup, clients, verified));
-  KVTIER_ASSIGN_OR_RETURN(const auto copying, MakeCrew(setup, clients, unverified));
-  KVTIER_RETURN_IF_ERROR(hashing->Do(&Worker::Prepare));
-  KVTIER_RETURN_IF_ERROR(copying->Do(&Worker::Prepare));
+// The same clients twice: some take and give checksums, the others do not.
+struct Crews {
+  std::unique_ptr<SharedCrew> hashing;
+  std::unique_ptr<SharedCrew> copying;
+
+  absl::Status Do(const SharedCrew::Work& work) const {
+    KVTIER_RETURN_IF_ERROR(hashing->Do(work));
+    return copying->Do(work);
+  }
+};
+
+absl::StatusOr<Crews> MakeCrews(const BenchSetup& setup, int clients, uint32_t blocks) {
+  Crews crews;
+  KVTIER_ASSIGN_OR_RETURN(crews.hashing, MakeCrew(setup, clients, {.blocks = blocks}));
+  KVTIER_ASSIGN_OR_RETURN(crews.copying,
+                          MakeCrew(setup, clients, {.blocks = blocks, .verify = false}));
+  return crews;
+}
+
+struct Targets {
+  double copied = 0;
+  double verified = 0;
+};
+
+// What `work` reaches, beside copies of the same payload.
+absl::Status RateRows(const BenchSetup& setup, const Crews& crews, const std::string& name,
+                      const std::string& suffix, const SharedCrew::Work& work,
+                      const std::function<absl::Status()>& before_round, const Targets& targets,
+                      BenchReport* report) {
   std::vector<Arm> arms = {
-      RateOf(copying.get(), &Worker::Memcpy), RateOf(copying.get(), &Worker::FetchAll),
-      RateOf(copying.get(), &Worker::Copy), RateOf(hashing.get(), &Worker::FetchAll)};
-  KVTIER_RETURN_IF_ERROR(RunArms(setup, Nothing, &arms));
-  report->AddLooseRate("fetch_shared" + suffix, arms[1].figures, kMemcpy, arms[0].figures,
-                       kFetchTarget);
-  report->AddRate("fetch_shared_of_streaming_copy" + suffix, arms[1].figures, "streaming copy",
+      RateOf(crews.copying.get(), &Worker::Memcpy), RateOf(crews.copying.get(), work),
+      RateOf(crews.copying.get(), &Worker::Copy), RateOf(crews.hashing.get(), work)};
+  KVTIER_RETURN_IF_ERROR(RunArms(setup, before_round, &arms));
+  report->AddLooseRate(name + suffix, arms[1].figures, kMemcpy, arms[0].figures, targets.copied);
+  report->AddRate(name + "_of_streaming_copy" + suffix, arms[1].figures, "streaming copy",
                   arms[2].figures, 0);
-  report->AddLooseRate("fetch_shared_verified" + suffix, arms[3].figures, kMemcpy, arms[0].figures,
-                       kVerifiedTarget);
+  report->AddLooseRate(name + "_verified" + suffix, arms[3].figures, kMemcpy, arms[0].figures,
+                       targets.verified);
   return absl::OkStatus();
 }
 
-absl::Status StoreRows(BenchSetup& setup, int clients, uint32_t blocks, const std::string& suffix,
-                       BenchReport* report) {
-  const WorkerOptions verified{.blocks = blocks};
-  const WorkerOptions unverified{.blocks = blocks, .verify = false};
-  KVTIER_ASSIGN_OR_RETURN(const auto hashing, MakeCrew(setup, clients, verified));
-  KVTIER_ASSIGN_OR_RETURN(const auto copying, MakeCrew(setup, clients, unverified));
-  std::vector<Arm> arms = {
-      RateOf(copying.get(), &Worker::Memcpy), RateOf(copying.get(), &Worker::Store),
-      RateOf(copying.get(), &Worker::Copy), RateOf(hashing.get(), &Worker::Store)};
-  const auto fresh = [&hashing, &copying]() -> absl::Status {
-    KVTIER_RETURN_IF_ERROR(hashing->Do(&Worker::NextPrompt));
-    return copying->Do(&Worker::NextPrompt);
-  };
-  KVTIER_RETURN_IF_ERROR(RunArms(setup, fresh, &arms));
-  report->AddLooseRate("store_shared" + suffix, arms[1].figures, kMemcpy, arms[0].figures,
-                       kStoreTarget);
-  report->AddRate("store_shared_of_streaming_copy" + suffix, arms[1].figures, "streaming copy",
-                  arms[2].figures, 0);
-  report->AddLooseRate("store_shared_verified" + suffix, arms[3].figures, kMemcpy, arms[0].figures,
-                       0);
-  KVTIER_RETURN_IF_ERROR(hashing->Do(&Worker::TakeLease));
-  return hashing->Do(&Worker::Compare);
+absl::Status FetchRows(const BenchSetup& setup, int clients, uint32_t blocks,
+                       const std::string& suffix, BenchReport* report) {
+  KVTIER_ASSIGN_OR_RETURN(const Crews crews, MakeCrews(setup, clients, blocks));
+  KVTIER_RETURN_IF_ERROR(crews.Do(&Worker::Prepare));
+  return RateRows(setup, crews, "fetch_shared", suffix, &Worker::FetchAll, Nothing,
+                  {.copied = kFetchTarget, .verified = kVerifiedTarget}, report);
+}
+
+absl::Status StoreRows(const BenchSetup& setup, int clients, uint32_t blocks,
+                       const std::string& suffix, BenchReport* report) {
+  KVTIER_ASSIGN_OR_RETURN(const Crews crews, MakeCrews(setup, clients, blocks));
+  KVTIER_RETURN_IF_ERROR(RateRows(
+      setup, crews, "store_shared", suffix, &Worker::Store,
+      [&crews] { return crews.Do(&Worker::NextPrompt); }, {.copied = kStoreTarget}, report));
+  KVTIER_RETURN_IF_ERROR(crews.hashing->Do(&Worker::TakeLease));
+  return crews.hashing->Do(&Worker::Compare);
 }
 
 // No byte is touched: 64 blocks of 2 MiB and of 16 KiB take the same time.

@@ -24,7 +24,6 @@ using client_internal::FetchByPrompt;
 using client_internal::LeaseWatch;
 using client_internal::Outgoing;
 using client_internal::Parse;
-using client_internal::Rpc;
 using client_internal::SharedPart;
 using client_internal::SharedSession;
 using client_internal::SharedStatus;

@@ -13,6 +13,9 @@
 
 namespace kvtier::client_internal {
 
+// Sets `leading` from the blocks.
+void CountLeading(FetchReport* report);
+
 // Either copies into `buffers` (one per block of the range) or hands pieces to `visit`. Not
 // thread-safe.
 class FetchAssembler {

@@ -107,10 +107,7 @@ class LeaseFetch {
     const bool read = visit_ == nullptr || core_->options().verify_shared;
     if (read) core_->leases().NoteShared(lease_id_, read_bytes_, read_time_);
     KVTIER_RETURN_IF_ERROR(FetchRest(*statuses, &report));
-    while (report.leading < report.blocks.size() &&
-           report.blocks[report.leading].status == FetchStatus::kOk) {
-      ++report.leading;
-    }
+    CountLeading(&report);
     return report;
   }
 
@@ -153,12 +150,6 @@ class LeaseFetch {
 };
 
 }  // namespace
-
-Outgoing HeadAndTokens(std::string_view head, std::string_view tokens) {
-  Outgoing request{head};
-  if (!tokens.empty()) request.push_back(tokens);
-  return request;
-}
 
 absl::StatusOr<FetchReport> FetchByPrompt(Core* core, const Prompt& prompt,
                                           const FetchParams& params, Buffers buffers,

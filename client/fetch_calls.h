@@ -12,9 +12,6 @@
 
 namespace kvtier::client_internal {
 
-// A message whose head is followed by a prompt's tokens, if it has any.
-Outgoing HeadAndTokens(std::string_view head, std::string_view tokens);
-
 // As Client::Fetch, and with `visit` as Client::FetchViews; exactly one of buffers and `visit` is
 // used.
 absl::StatusOr<FetchReport> FetchByPrompt(Core* core, const Prompt& prompt,

@@ -158,8 +158,7 @@ void SharedStore::Send(Call* call) {
     call->status = absl::CancelledError("an earlier batch failed");
     return call->End();
   }
-  Outgoing request{call->head};
-  if (!prompt_.tokens().empty()) request.push_back(prompt_.tokens());
+  const Outgoing request = HeadAndTokens(call->head, prompt_.tokens());
   call->status = core_->Call(end_ - std::chrono::steady_clock::now(), [&](Duration left) {
     return core_->transport().Unary(Rpc::kStoreShared, request, left, [call](wire::Slices slices) {
       return Parse(slices, &call->reply);

@@ -31,19 +31,18 @@ using ::grpc::ByteBuffer;
 using ::grpc::internal::RpcMethod;
 
 struct RpcEntry {
-  const char* name;
   const char* path;
   RpcMethod::RpcType type;
 };
 constexpr std::array<RpcEntry, kRpcs> kEntries = {{
-    {"RegisterModel", "/kvtier.v1.KvCache/RegisterModel", RpcMethod::NORMAL_RPC},
-    {"Lookup", "/kvtier.v1.KvCache/Lookup", RpcMethod::NORMAL_RPC},
-    {"Fetch", "/kvtier.v1.KvCache/Fetch", RpcMethod::SERVER_STREAMING},
-    {"Store", "/kvtier.v1.KvCache/Store", RpcMethod::CLIENT_STREAMING},
-    {"Release", "/kvtier.v1.KvCache/Release", RpcMethod::NORMAL_RPC},
-    {"Renew", "/kvtier.v1.KvCache/Renew", RpcMethod::NORMAL_RPC},
-    {"FetchShared", "/kvtier.v1.KvCache/FetchShared", RpcMethod::SERVER_STREAMING},
-    {"StoreShared", "/kvtier.v1.KvCache/StoreShared", RpcMethod::NORMAL_RPC},
+    {"/kvtier.v1.KvCache/RegisterModel", RpcMethod::NORMAL_RPC},
+    {"/kvtier.v1.KvCache/Lookup", RpcMethod::NORMAL_RPC},
+    {"/kvtier.v1.KvCache/Fetch", RpcMethod::SERVER_STREAMING},
+    {"/kvtier.v1.KvCache/Store", RpcMethod::CLIENT_STREAMING},
+    {"/kvtier.v1.KvCache/Release", RpcMethod::NORMAL_RPC},
+    {"/kvtier.v1.KvCache/Renew", RpcMethod::NORMAL_RPC},
+    {"/kvtier.v1.KvCache/FetchShared", RpcMethod::SERVER_STREAMING},
+    {"/kvtier.v1.KvCache/StoreShared", RpcMethod::NORMAL_RPC},
 }};
 
 // How long a finished call waits for gRPC to let go of the caller's memory before it breaks the
@@ -300,7 +299,7 @@ class GrpcTransport final : public Transport {
 
   static absl::Status StatusOf(Exchange& exchange, const ::grpc::Status& status) {
     if (status.ok()) return absl::OkStatus();
-    std::string message = absl::StrCat(std::string(RpcName(exchange.rpc)), ": ",
+    std::string message = absl::StrCat(std::string(kRpcNames[static_cast<int>(exchange.rpc)]), ": ",
                                        status.error_code() == ::grpc::StatusCode::UNIMPLEMENTED
                                            ? "nobody serves kvtier's data API at this address"
                                            : status.error_message());
@@ -397,8 +396,6 @@ class GrpcTransport final : public Transport {
 };
 
 }  // namespace
-
-std::string_view RpcName(Rpc rpc) { return kEntries[static_cast<int>(rpc)].name; }
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Create(const std::string& address) {
   KVTIER_RETURN_IF_ERROR(CheckAddress(address));

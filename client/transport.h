@@ -10,29 +10,21 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/rpc.h"
 #include "common/status.h"
 #include "common/wire.h"
 
 namespace kvtier::client_internal {
-
-enum class Rpc {
-  kRegisterModel,
-  kLookup,
-  kFetch,
-  kStore,
-  kRelease,
-  kRenew,
-  kFetchShared,
-  kStoreShared
-};
-inline constexpr int kRpcs = 8;
-std::string_view RpcName(Rpc rpc);  // "Lookup"
 
 // A message to send: its bytes, end to end, wherever they lie. Slices of at least kLentBytes are
 // sent from there and must stay valid until the call returns; shorter ones are copied when they are
 // handed over.
 inline constexpr size_t kLentBytes = 16 << 10;
 using Outgoing = std::vector<std::string_view>;
+// A message whose head is followed by a prompt's tokens, if it has any.
+inline Outgoing HeadAndTokens(std::string_view head, std::string_view tokens) {
+  return tokens.empty() ? Outgoing{head} : Outgoing{head, tokens};
+}
 // A message that was received. Its slices are readable only during the call.
 using OnMessage = std::function<absl::Status(wire::Slices)>;
 // Fills in the next message to send; says whether another follows.

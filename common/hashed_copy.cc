@@ -24,41 +24,41 @@ void PrefetchPiece(std::span<const std::byte> from, size_t piece) {
   for (size_t i = kAhead; i < end; i += kLine) __builtin_prefetch(from.data() + i, 0, 2);
 }
 
-}  // namespace
-
-void HashAndCopyPast(std::byte* to, std::span<const std::byte> from, RunningChecksum* checksum) {
+// Calls copy(to, piece) for pieces of at most kBytes, end to end.
+template <size_t kBytes, typename Copy>
+void ByPieces(std::byte* to, std::span<const std::byte> from, const Copy& copy) {
   while (!from.empty()) {
-    PrefetchPiece(from, kPiece);
-    const std::span<const std::byte> piece = from.first(std::min(from.size(), kPiece));
-    checksum->Update(piece);
-    CopyPast(to, piece);
+    PrefetchPiece(from, kBytes);
+    const std::span<const std::byte> piece = from.first(std::min(from.size(), kBytes));
+    copy(to, piece);
     to += piece.size();
     from = from.subspan(piece.size());
   }
 }
 
-void HashAndCopy(std::byte* to, std::span<const std::byte> from, RunningChecksum* checksum) {
-  while (!from.empty()) {
-    PrefetchPiece(from, kPiece);
-    const std::span<const std::byte> piece = from.first(std::min(from.size(), kPiece));
+}  // namespace
+
+void HashAndCopyPast(std::byte* to, std::span<const std::byte> from, RunningChecksum* checksum) {
+  ByPieces<kPiece>(to, from, [checksum](std::byte* at, std::span<const std::byte> piece) {
     checksum->Update(piece);
-    std::memcpy(to, piece.data(), piece.size());
-    to += piece.size();
-    from = from.subspan(piece.size());
-  }
+    CopyPast(at, piece);
+  });
+}
+
+void HashAndCopy(std::byte* to, std::span<const std::byte> from, RunningChecksum* checksum) {
+  ByPieces<kPiece>(to, from, [checksum](std::byte* at, std::span<const std::byte> piece) {
+    checksum->Update(piece);
+    std::memcpy(at, piece.data(), piece.size());
+  });
 }
 
 void HashAndCopyPastOnce(std::byte* to, std::span<const std::byte> from,
                          RunningChecksum* checksum) {
   alignas(kLine) std::array<std::byte, kKeptPiece> kept;
-  while (!from.empty()) {
-    PrefetchPiece(from, kKeptPiece);
-    const size_t bytes = std::min(from.size(), kKeptPiece);
-    CopyPastAndKeep(to, kept.data(), from.first(bytes));
-    checksum->Update(std::span(kept).first(bytes));
-    to += bytes;
-    from = from.subspan(bytes);
-  }
+  ByPieces<kKeptPiece>(to, from, [&](std::byte* at, std::span<const std::byte> piece) {
+    CopyPastAndKeep(at, kept.data(), piece);
+    checksum->Update(std::span(kept).first(piece.size()));
+  });
 }
 
 }  // namespace kvtier

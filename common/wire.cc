@@ -250,6 +250,9 @@ class MessageDecoder {
 
   bool Bytes(const char* field, uint64_t limit, std::string* out);
   bool Text(const char* field, uint64_t limit, std::string* out);
+  bool Bool(bool* out);
+  template <typename Request>
+  bool LeasedBlocks(uint32_t tag, Request* out);
   bool PromptMessage(Prompt* out);
   bool Model(Prompt* out);
   bool NamespaceMessage(Namespace* out);
@@ -287,9 +290,34 @@ bool MessageDecoder::Text(const char* field, uint64_t limit, std::string* out) {
   return false;
 }
 
+bool MessageDecoder::Bool(bool* out) {
+  uint64_t value;
+  if (!reader_.ReadVarint64(&value)) return false;
+  *out = value != 0;
+  return true;
+}
+
+// Which blocks of a lease: fields 2 to 6 of FetchRequest and of FetchSharedRequest.
+template <typename Request>
+bool MessageDecoder::LeasedBlocks(uint32_t tag, Request* out) {
+  switch (tag) {
+    case Tag(2, kFixed64):
+      return reader_.ReadFixed(&out->lease_id);
+    case Tag(3, kVarint):
+      return reader_.ReadVarint32(&out->first_block);
+    case Tag(4, kVarint):
+      return reader_.ReadVarint32(&out->last_block);
+    case Tag(5, kLengthDelimited):
+      return PartMessage(&out->part);
+    case Tag(6, kVarint):
+      return Bool(&out->allow_gaps);
+    default:
+      return reader_.SkipField(tag);
+  }
+}
+
 bool MessageDecoder::Lookup(LookupRequest* out) {
   return Fields([&](uint32_t tag) {
-    uint64_t value;
     switch (tag) {
       case Tag(1, kLengthDelimited):
         return PromptMessage(&out->prompt);
@@ -298,9 +326,7 @@ bool MessageDecoder::Lookup(LookupRequest* out) {
       case Tag(3, kVarint):
         return reader_.ReadVarint32(&out->promote_to);
       case Tag(4, kVarint):
-        if (!reader_.ReadVarint64(&value)) return false;
-        out->before_store = value != 0;
-        return true;
+        return Bool(&out->before_store);
       case Tag(5, kFixed64):
         return reader_.ReadFixed(&out->prefill_tokens_per_second);
       default:
@@ -311,25 +337,12 @@ bool MessageDecoder::Lookup(LookupRequest* out) {
 
 bool MessageDecoder::Fetch(FetchRequest* out) {
   return Fields([&](uint32_t tag) {
-    uint64_t value;
     switch (tag) {
       case Tag(1, kLengthDelimited):
         out->has_prompt = true;
         return PromptMessage(&out->prompt);
-      case Tag(2, kFixed64):
-        return reader_.ReadFixed(&out->lease_id);
-      case Tag(3, kVarint):
-        return reader_.ReadVarint32(&out->first_block);
-      case Tag(4, kVarint):
-        return reader_.ReadVarint32(&out->last_block);
-      case Tag(5, kLengthDelimited):
-        return PartMessage(&out->part);
-      case Tag(6, kVarint):
-        if (!reader_.ReadVarint64(&value)) return false;
-        out->allow_gaps = value != 0;
-        return true;
       default:
-        return reader_.SkipField(tag);
+        return LeasedBlocks(tag, out);
     }
   });
 }
@@ -579,31 +592,17 @@ bool MessageDecoder::SessionId(std::string* out) {
 
 bool MessageDecoder::FetchShared(FetchSharedRequest* out) {
   return Fields([&](uint32_t tag) {
-    uint64_t value;
     switch (tag) {
       case Tag(1, kLengthDelimited):
         return SessionId(&out->session_id);
-      case Tag(2, kFixed64):
-        return reader_.ReadFixed(&out->lease_id);
-      case Tag(3, kVarint):
-        return reader_.ReadVarint32(&out->first_block);
-      case Tag(4, kVarint):
-        return reader_.ReadVarint32(&out->last_block);
-      case Tag(5, kLengthDelimited):
-        return PartMessage(&out->part);
-      case Tag(6, kVarint):
-        if (!reader_.ReadVarint64(&value)) return false;
-        out->allow_gaps = value != 0;
-        return true;
       default:
-        return reader_.SkipField(tag);
+        return LeasedBlocks(tag, out);
     }
   });
 }
 
 bool MessageDecoder::StoreShared(StoreSharedRequest* out) {
   return Fields([&](uint32_t tag) {
-    uint64_t value;
     switch (tag) {
       case Tag(1, kLengthDelimited):
         return SessionId(&out->session_id);
@@ -613,9 +612,7 @@ bool MessageDecoder::StoreShared(StoreSharedRequest* out) {
       case Tag(3, kLengthDelimited):
         return Payload(out);
       case Tag(4, kVarint):
-        if (!reader_.ReadVarint64(&value)) return false;
-        out->unverified = value != 0;
-        return true;
+        return Bool(&out->unverified);
       default:
         return reader_.SkipField(tag);
     }

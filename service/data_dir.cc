@@ -12,9 +12,11 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "common/block_key.h"
 #include "common/log.h"
+#include "common/unique_fd.h"
 #include "service/convert.h"
 
 namespace kvtier {
@@ -29,22 +31,6 @@ absl::Status SystemError(const std::string& what, const std::string& path) {
   const int error = errno;
   return absl::ErrnoToStatus(error, absl::StrCat(what, " ", path));
 }
-
-// A file descriptor that closes itself.
-class OpenFile {
- public:
-  explicit OpenFile(int fd) : fd_(fd) {}
-  ~OpenFile() {
-    if (fd_ >= 0) close(fd_);
-  }
-  OpenFile(const OpenFile&) = delete;
-  OpenFile& operator=(const OpenFile&) = delete;
-  int fd() const { return fd_; }
-  int Release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 // The process id that the holder of the lock wrote.
 std::string ReadHolder(int fd) {
@@ -66,19 +52,19 @@ absl::Status WriteAll(int fd, std::string_view data, const std::string& path) {
 
 absl::Status SyncDirectory(const std::string& file) {
   const std::string parent = std::filesystem::path(file).parent_path().string();
-  const OpenFile directory(open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.fd() < 0) return SystemError("cannot open", parent);
-  if (fsync(directory.fd()) != 0) return SystemError("cannot sync", parent);
+  const UniqueFd directory(open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) return SystemError("cannot open", parent);
+  if (fsync(directory.get()) != 0) return SystemError("cannot sync", parent);
   return absl::OkStatus();
 }
 
 absl::Status ReplaceFile(const std::string& path, const std::string& content) {
   const std::string fresh = path + ".new";
   {
-    const OpenFile file(open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (file.fd() < 0) return SystemError("cannot create", fresh);
-    KVTIER_RETURN_IF_ERROR(WriteAll(file.fd(), content, fresh));
-    if (fsync(file.fd()) != 0) return SystemError("cannot sync", fresh);
+    const UniqueFd file(open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (file.get() < 0) return SystemError("cannot create", fresh);
+    KVTIER_RETURN_IF_ERROR(WriteAll(file.get(), content, fresh));
+    if (fsync(file.get()) != 0) return SystemError("cannot sync", fresh);
   }
   if (rename(fresh.c_str(), path.c_str()) != 0) return SystemError("cannot replace", path);
   return SyncDirectory(path);
@@ -86,13 +72,13 @@ absl::Status ReplaceFile(const std::string& path, const std::string& content) {
 
 // Nothing when there is no such file.
 absl::StatusOr<std::optional<std::string>> ReadWhole(const std::string& path) {
-  const OpenFile file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.fd() < 0 && errno == ENOENT) return std::optional<std::string>();
-  if (file.fd() < 0) return SystemError("cannot open", path);
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0 && errno == ENOENT) return std::optional<std::string>();
+  if (file.get() < 0) return SystemError("cannot open", path);
   std::string content;
   char buffer[64 << 10];
   while (true) {
-    const ssize_t size = read(file.fd(), buffer, sizeof(buffer));
+    const ssize_t size = read(file.get(), buffer, sizeof(buffer));
     if (size < 0 && errno == EINTR) continue;
     if (size < 0) return SystemError("cannot read", path);
     if (size == 0) return std::optional<std::string>(std::move(content));
@@ -171,8 +157,8 @@ bool SomebodyListens(const std::string& path) {
   if (path.size() >= sizeof(address.sun_path)) return false;
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, path.data(), path.size());
-  const OpenFile probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return connect(probe.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+  const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
 }
 
 }  // namespace
@@ -186,22 +172,19 @@ absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(const std::st
     return SystemError("data directory: cannot create", path);
   }
   const std::string lock_path = path + "/lock";
-  OpenFile lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (lock.fd() < 0) return SystemError("data directory: cannot write to", lock_path);
-  if (flock(lock.fd(), LOCK_EX | LOCK_NB) != 0) {
+  UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (lock.get() < 0) return SystemError("data directory: cannot write to", lock_path);
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return SystemError("data directory: cannot lock", lock_path);
     return absl::FailedPreconditionError(
-        absl::StrCat("data directory ", path, " is in use by process ", ReadHolder(lock.fd()),
+        absl::StrCat("data directory ", path, " is in use by process ", ReadHolder(lock.get()),
                      ": stop it or choose another with --data-dir"));
   }
   const std::string holder = absl::StrCat(getpid(), "\n");
-  if (ftruncate(lock.fd(), 0) != 0) return SystemError("data directory: cannot write", lock_path);
-  KVTIER_RETURN_IF_ERROR(WriteAll(lock.fd(), holder, lock_path));
-  return std::unique_ptr<DataDirectory>(new DataDirectory(path, lock.Release()));
+  if (ftruncate(lock.get(), 0) != 0) return SystemError("data directory: cannot write", lock_path);
+  KVTIER_RETURN_IF_ERROR(WriteAll(lock.get(), holder, lock_path));
+  return std::unique_ptr<DataDirectory>(new DataDirectory(path, std::move(lock)));
 }
-
-// The lock file stays: removing it would let two processes lock two files of one name.
-DataDirectory::~DataDirectory() { close(lock_fd_); }
 
 std::string DataDirectory::PathOf(std::string_view name) const {
   return absl::StrCat(path_, "/", std::string(name));

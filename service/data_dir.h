@@ -5,11 +5,13 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/model_spec.h"
 #include "common/mutex.h"
 #include "common/status.h"
+#include "common/unique_fd.h"
 
 namespace kvtier {
 
@@ -20,7 +22,6 @@ class DataDirectory {
   // FAILED_PRECONDITION naming the holder's process id when another process has it; else the
   // system's words about the path that failed.
   static absl::StatusOr<std::unique_ptr<DataDirectory>> Open(const std::string& path);
-  ~DataDirectory();
   DataDirectory(const DataDirectory&) = delete;
   DataDirectory& operator=(const DataDirectory&) = delete;
 
@@ -28,10 +29,11 @@ class DataDirectory {
   std::string PathOf(std::string_view name) const;
 
  private:
-  DataDirectory(std::string path, int lock_fd) : path_(std::move(path)), lock_fd_(lock_fd) {}
+  DataDirectory(std::string path, UniqueFd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
 
   const std::string path_;
-  const int lock_fd_;
+  // The lock file stays: removing it would let two processes lock two files of one name.
+  const UniqueFd lock_;
 };
 
 // Clears the way for a Unix socket at `path`: removes one that nobody listens on.

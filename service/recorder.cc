@@ -127,17 +127,12 @@ absl::StatusOr<std::unique_ptr<RecordingFiles>> RecordingFiles::Create(const std
   return files;
 }
 
-RecordingFiles::~RecordingFiles() {
-  if (fd_ >= 0) close(fd_);
-}
-
 absl::Status RecordingFiles::NextFile() {
   KVTIER_RETURN_IF_ERROR(RemoveOldest());
   const std::string path = directory_ + "/" + FileName(number_, next_file_);
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
-  if (fd < 0) return SystemError("cannot create", path);
-  if (fd_ >= 0) close(fd_);
-  fd_ = fd;
+  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600));
+  if (!fd) return SystemError("cannot create", path);
+  fd_ = std::move(fd);
   ++next_file_;
   file_bytes_ = 0;
   files_.push_back(path);
@@ -160,7 +155,7 @@ absl::Status RecordingFiles::Append(std::string_view line) {
   if (file_bytes_ + line.size() > options_.max_file_bytes) KVTIER_RETURN_IF_ERROR(NextFile());
   const absl::Status written = WriteWhole(line);
   if (!written.ok()) {  // half a line would be read as damage
-    if (ftruncate(fd_, static_cast<off_t>(file_bytes_)) != 0) {
+    if (ftruncate(fd_.get(), static_cast<off_t>(file_bytes_)) != 0) {
       return Annotate(written, "the last line is cut off");
     }
     return written;
@@ -171,7 +166,7 @@ absl::Status RecordingFiles::Append(std::string_view line) {
 
 absl::Status RecordingFiles::WriteWhole(std::string_view line) {
   while (!line.empty()) {
-    const ssize_t written = write(fd_, line.data(), line.size());
+    const ssize_t written = write(fd_.get(), line.data(), line.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return SystemError("cannot write", files_.back());
     line.remove_prefix(written);

@@ -30,6 +30,7 @@
 #include "common/mutex.h"
 #include "common/prompt.h"
 #include "common/status.h"
+#include "common/unique_fd.h"
 
 namespace kvtier {
 
@@ -68,7 +69,6 @@ class RecordingFiles {
   // Makes `directory` (0700) when missing.
   static absl::StatusOr<std::unique_ptr<RecordingFiles>> Create(const std::string& directory,
                                                                 RecordingOptions options);
-  ~RecordingFiles();
   RecordingFiles(const RecordingFiles&) = delete;
   RecordingFiles& operator=(const RecordingFiles&) = delete;
 
@@ -90,7 +90,7 @@ class RecordingFiles {
   const uint64_t number_;  // of the recording, ascending in the directory
   std::vector<std::string> files_;
   uint64_t next_file_ = 1;
-  int fd_ = -1;
+  UniqueFd fd_;  // of the last file
   uint64_t file_bytes_ = 0;
 };
 

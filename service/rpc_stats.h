@@ -2,26 +2,11 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <string_view>
 
 #include "common/metrics.h"
+#include "common/rpc.h"
 
 namespace kvtier {
-
-enum class Rpc : uint8_t {
-  kRegisterModel,
-  kLookup,
-  kFetch,
-  kStore,
-  kRelease,
-  kRenew,
-  kFetchShared,
-  kStoreShared
-};
-inline constexpr int kRpcs = 8;
-inline constexpr std::array<std::string_view, kRpcs> kRpcNames = {
-    "RegisterModel", "Lookup", "Fetch", "Store", "Release", "Renew", "FetchShared", "StoreShared"};
 
 // Status codes of gRPC and absl, which are the same numbers: 0 is OK.
 inline constexpr int kStatusCodes = 17;

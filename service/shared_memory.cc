@@ -120,6 +120,8 @@ struct SharedMemory::Session {
   // Guarded by SharedMemory::mutex_.
   absl::flat_hash_set<uint64_t> open;  // regions handed out, that are neither retired nor released
   std::vector<uint64_t> retired;       // still to be told
+
+  bool has_output() const { return !asked.empty() || !retired.empty(); }
 };
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Start(SharedMemoryOptions options,
@@ -208,8 +210,7 @@ void SharedMemory::Serve() {
       MutexLock lock(mutex_);
       if (stopping_) return;
       for (const auto& [id, session] : sessions_) {
-        const bool output = !session->asked.empty() || !session->retired.empty();
-        const auto events = static_cast<short>(output ? POLLIN | POLLOUT : POLLIN);
+        const auto events = static_cast<short>(session->has_output() ? POLLIN | POLLOUT : POLLIN);
         polled.push_back({session->socket.get(), events, 0});
       }
     }
@@ -329,7 +330,7 @@ bool SharedMemory::ReadAll(Session* session) {
     if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return true;
     if (bytes <= 0) return false;
     if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-      return CutOff(*session, "a packet that is too long, or has descriptors");
+      return CutOff("a packet that is too long, or has descriptors");
     }
     if (!Take(session, std::span(packet).first(static_cast<size_t>(bytes)))) return false;
   }
@@ -338,16 +339,16 @@ bool SharedMemory::ReadAll(Session* session) {
 
 bool SharedMemory::Take(Session* session, std::span<const char> packet) {
   const TimePoint now = SteadyClock{}.Now();
-  if (!session->packets.HasTokens(now)) return CutOff(*session, "more packets than are allowed");
+  if (!session->packets.HasTokens(now)) return CutOff("more packets than are allowed");
   session->packets.Take(1, now);
   v1::SharedMemoryRequest request;
   if (!request.ParseFromArray(packet.data(), static_cast<int>(packet.size()))) {
-    return CutOff(*session, "no SharedMemoryRequest");
+    return CutOff("no SharedMemoryRequest");
   }
   switch (request.kind_case()) {
     case v1::SharedMemoryRequest::kOpenRegion:
       if (session->asked.size() >= kMaxUnanswered) {
-        return CutOff(*session, "more open_region than it reads the answers of");
+        return CutOff("more open_region than it reads the answers of");
       }
       session->asked.push_back(request.open_region());
       return Flush(session);
@@ -362,10 +363,10 @@ bool SharedMemory::Take(Session* session, std::span<const char> packet) {
     case v1::SharedMemoryRequest::KIND_NOT_SET:
       break;
   }
-  return CutOff(*session, "a SharedMemoryRequest without a kind");
+  return CutOff("a SharedMemoryRequest without a kind");
 }
 
-bool SharedMemory::CutOff(const Session&, std::string_view why) {
+bool SharedMemory::CutOff(std::string_view why) {
   cut_off_total_.Add();
   Log(LogLevel::kDebug, "shared memory: a client is cut off", {{"it_sent", std::string(why)}});
   return false;
@@ -384,7 +385,7 @@ bool SharedMemory::Flush(Session* session) {
 
 bool SharedMemory::HasOutput(const Session& session) const {
   MutexLock lock(mutex_);
-  return !session.asked.empty() || !session.retired.empty();
+  return session.has_output();
 }
 
 SharedMemory::Sent SharedMemory::AnswerOpen(Session* session, uint64_t region) {

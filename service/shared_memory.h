@@ -126,7 +126,7 @@ class SharedMemory {
   bool Allowed(int socket) const;
   bool ReadAll(Session* session);
   bool Take(Session* session, std::span<const char> packet);
-  bool CutOff(const Session& session, std::string_view why);
+  bool CutOff(std::string_view why);
   bool Flush(Session* session) KVTIER_EXCLUDES(mutex_);
   Sent AnswerOpen(Session* session, uint64_t region) KVTIER_EXCLUDES(mutex_);
   Sent TellRetired(Session* session) KVTIER_EXCLUDES(mutex_);
