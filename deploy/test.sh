@@ -28,6 +28,10 @@ suite() {  # preset
   ctest --preset "$1"
 }
 
+# The same random tests each time, so that a change is judged by itself. Without it, as when a test
+# is run by hand, each run draws its own seed and prints it.
+export KVTIER_SEED=${KVTIER_SEED:-1}
+
 deploy/deps.sh --test
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache

@@ -207,7 +207,9 @@ TEST_F(TraceFile, DamagedBytesAreAnErrorOrATrace) {
   int told = 0;
   for (int i = 0; i < 500; ++i) {
     std::string damaged = text;
-    damaged[random() % damaged.size()] = static_cast<char>(random());
+    // Half of the time a digit: any other byte breaks nearly every line that it lands in.
+    damaged[random() % damaged.size()] =
+        static_cast<char>(random() % 2 == 0 ? '0' + random() % 10 : random());
     Write(damaged);
     const Result result = ReadAll();
     told += !result.status.ok();
