@@ -140,10 +140,9 @@ absl::Status StoreShared(Core* core, const EncodedPrompt& prompt, const StorePar
   const std::shared_ptr<SharedSession> session = core->shared_memory().Session();
   if (session == nullptr) return absl::OkStatus();
   SharedStore store(core, session.get(), prompt, params, payloads, *next);
-  if (!store.fits()) return absl::OkStatus();
   const absl::Status status = store.Run(core->options().transfer_deadline, report);
   core->CountSharedStore(report->shared);
-  *next = store.stored();
+  if (status.ok()) *next = static_cast<uint32_t>(payloads.size());
   return client_internal::GrpcMayDo(status) ? absl::OkStatus() : status;
 }
 

@@ -4,24 +4,25 @@
 
 namespace kvtier {
 
-ThreadPool::ThreadPool(int threads) {
-  threads_.reserve(threads);
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
-}
-
 ThreadPool::~ThreadPool() {
+  std::vector<std::thread> threads;
   {
     MutexLock lock(mutex_);
     stopping_ = true;
+    threads.swap(threads_);
   }
   wake_.NotifyAll();
-  for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : threads) thread.join();
 }
 
 void ThreadPool::Run(std::function<void()> task) {
   {
     MutexLock lock(mutex_);
     tasks_.push_back(std::move(task));
+    if (!stopping_ && threads_.size() < max_threads_ &&
+        running_ + tasks_.size() > threads_.size()) {
+      threads_.emplace_back([this] { Work(); });
+    }
   }
   wake_.NotifyOne();
 }

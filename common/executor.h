@@ -21,10 +21,11 @@ class Executor {
   virtual bool RunOne() { return false; }
 };
 
-// A fixed set of threads over one queue. The destructor finishes what was queued.
+// At most so many threads over one queue, each started when a task finds the others at work. The
+// destructor finishes what was queued.
 class ThreadPool final : public Executor {
  public:
-  explicit ThreadPool(int threads);
+  explicit ThreadPool(int max_threads) : max_threads_(static_cast<size_t>(max_threads)) {}
   ~ThreadPool() override;
   void Run(std::function<void()> task) override;
   // Returns at a moment when nothing is queued or running.
@@ -33,13 +34,14 @@ class ThreadPool final : public Executor {
  private:
   void Work();
 
+  const size_t max_threads_;
   Mutex mutex_;
   CondVar wake_;
   CondVar idle_;
-  int running_ KVTIER_GUARDED_BY(mutex_) = 0;
+  size_t running_ KVTIER_GUARDED_BY(mutex_) = 0;
   std::deque<std::function<void()>> tasks_ KVTIER_GUARDED_BY(mutex_);
   bool stopping_ KVTIER_GUARDED_BY(mutex_) = false;
-  std::vector<std::thread> threads_;
+  std::vector<std::thread> threads_ KVTIER_GUARDED_BY(mutex_);
 };
 
 // Queues until the test says when: RunOne runs the oldest task on the caller's thread.

@@ -265,7 +265,6 @@ class MessageDecoder {
   bool PieceMessage(PieceList* out);
   bool Payload(PieceList* list, PieceList::Entry* entry);
   bool SessionId(std::string* out);
-  bool Payload(StoreSharedRequest* out);
   bool Run(LookupResponse* out);
   bool GroupBlocks(LookupResponse* out);
 
@@ -609,27 +608,8 @@ bool MessageDecoder::StoreShared(StoreSharedRequest* out) {
       case Tag(2, kLengthDelimited):
         out->has_header = true;
         return HeaderMessage(&out->header);
-      case Tag(3, kLengthDelimited):
-        return Payload(out);
-      case Tag(4, kVarint):
+      case Tag(3, kVarint):
         return Bool(&out->unverified);
-      default:
-        return reader_.SkipField(tag);
-    }
-  });
-}
-
-bool MessageDecoder::Payload(StoreSharedRequest* out) {
-  if (out->payloads.size() == limits_.pieces) {
-    return Over("payloads", out->payloads.size() + 1, limits_.pieces, " elements");
-  }
-  SharedPayload& payload = out->payloads.emplace_back();
-  return Embedded([&](uint32_t tag) {
-    switch (tag) {
-      case Tag(1, kVarint):
-        return reader_.ReadVarint64(&payload.offset);
-      case Tag(2, kFixed64):
-        return reader_.ReadFixed(&payload.checksum);
       default:
         return reader_.SkipField(tag);
     }

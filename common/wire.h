@@ -31,7 +31,7 @@ struct Limits {
   uint64_t engine_hashes = 65'536;             // per message
   uint64_t media_spans = 4'096;                // per message
   uint64_t payload_bytes = uint64_t{1} << 20;  // per message, over all pieces
-  uint64_t pieces = 4'096;                     // per message; payloads of a StoreSharedRequest, too
+  uint64_t pieces = 4'096;                     // per message
 };
 
 inline constexpr size_t kSessionIdBytes = 16;  // of shared memory
@@ -136,16 +136,10 @@ struct FetchSharedRequest {
   bool allow_gaps = false;
 };
 
-struct SharedPayload {
-  uint64_t offset = 0;  // not validated
-  uint64_t checksum = 0;
-};
-
 struct StoreSharedRequest {
   std::string session_id;  // as above
   bool has_header = false;
   StoreHeader header;
-  std::vector<SharedPayload> payloads;
   bool unverified = false;
 };
 

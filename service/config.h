@@ -47,7 +47,7 @@ struct Config {
   bool shared_memory = true;
   std::vector<std::string> shared_memory_uids;  // decimal
   uint64_t shared_memory_sessions = 64;
-  uint64_t shared_store_bytes = uint64_t{32} << 20;
+  uint64_t shared_store_bytes = uint64_t{8} << 20;
   uint64_t prefill_tokens_per_second = 0;  // of engines that do not tell; 0: not known
 };
 

@@ -6,8 +6,8 @@
 
 namespace kvtier {
 
-absl::StatusOr<std::shared_ptr<const StoreRegion>> FindSharedSession(const ServiceCore& core,
-                                                                     std::string_view session_id) {
+absl::StatusOr<std::shared_ptr<StoreRegion>> FindSharedSession(const ServiceCore& core,
+                                                               std::string_view session_id) {
   if (core.options.shared_memory == nullptr) {
     return absl::NotFoundError("session_id names no session: this daemon offers no shared memory");
   }

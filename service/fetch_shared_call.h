@@ -33,7 +33,7 @@ class FetchSharedCall final : public FetchStream {
 };
 
 // NOT_FOUND without shared memory, or when it has no such session; INVALID_ARGUMENT without an id.
-absl::StatusOr<std::shared_ptr<const StoreRegion>> FindSharedSession(const ServiceCore& core,
-                                                                     std::string_view session_id);
+absl::StatusOr<std::shared_ptr<StoreRegion>> FindSharedSession(const ServiceCore& core,
+                                                               std::string_view session_id);
 
 }  // namespace kvtier

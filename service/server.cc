@@ -399,6 +399,7 @@ void Daemon::Stop() {
   metrics_.reset();
   ticker_.reset();
   // Each waits for those after it.
+  if (shared_memory_ != nullptr) shared_memory_->store_threads().WaitIdle();
   executor_.WaitIdle();
   if (recorder_.on()) recorder_.Stop().IgnoreError();  // it logs what the recording came to
   recording_writer_.WaitIdle();

@@ -88,7 +88,7 @@ ssize_t SendPacket(int socket, const std::string& packet, int fd) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const StoreRegion>> StoreRegion::Make(uint64_t bytes) {
+absl::StatusOr<std::shared_ptr<StoreRegion>> StoreRegion::Make(uint64_t bytes) {
   const uint64_t size = DeviceMemory::RoundUp(bytes);
   UniqueFd fd(memfd_create("kvtier-store", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return SystemError("memfd_create");
@@ -96,15 +96,13 @@ absl::StatusOr<std::shared_ptr<const StoreRegion>> StoreRegion::Make(uint64_t by
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return SystemError("sealing");
   }
-  void* base = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) return SystemError("mmap");
-  return std::shared_ptr<const StoreRegion>(
-      new StoreRegion(std::move(fd), {static_cast<const std::byte*>(base), size}));
+  return std::shared_ptr<StoreRegion>(
+      new StoreRegion(std::move(fd), {static_cast<std::byte*>(base), size}));
 }
 
-StoreRegion::~StoreRegion() {
-  KVTIER_CHECK(munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()) == 0);
-}
+StoreRegion::~StoreRegion() { KVTIER_CHECK(munmap(bytes_.data(), bytes_.size()) == 0); }
 
 uint64_t StoreRegion::backed_bytes() const {
   struct stat info {};
@@ -114,7 +112,7 @@ uint64_t StoreRegion::backed_bytes() const {
 struct SharedMemory::Session {
   std::string id;
   UniqueFd socket;
-  std::shared_ptr<const StoreRegion> store;
+  std::shared_ptr<StoreRegion> store;
   TokenBucket packets;
   std::deque<uint64_t> asked;  // regions whose descriptor is still to be sent
   // Guarded by SharedMemory::mutex_.
@@ -138,7 +136,8 @@ SharedMemory::SharedMemory(SharedMemoryOptions options, SharedHostMemory* memory
     : options_(std::move(options)),
       memory_(memory),
       listener_(std::move(listener)),
-      wake_(std::move(wake)) {
+      wake_(std::move(wake)),
+      store_threads_(static_cast<int>(options_.max_sessions)) {
   memory_->OnRetired([this](uint64_t region) { OnRetired(region); });
   thread_.Run([this] { Serve(); });
 }
@@ -154,8 +153,7 @@ SharedMemory::~SharedMemory() {
   unlink(options_.socket_path.c_str());
 }
 
-absl::StatusOr<std::shared_ptr<const StoreRegion>> SharedMemory::Find(
-    std::string_view session_id) const {
+absl::StatusOr<std::shared_ptr<StoreRegion>> SharedMemory::Find(std::string_view session_id) const {
   MutexLock lock(mutex_);
   const auto it = sessions_.find(std::string(session_id));
   if (it != sessions_.end()) return it->second->store;
@@ -281,7 +279,7 @@ absl::Status SharedMemory::Begin(UniqueFd socket) {
           absl::StrCat("sessions: ", sessions_.size(), ", the limit is ", options_.max_sessions));
     }
   }
-  KVTIER_ASSIGN_OR_RETURN(std::shared_ptr<const StoreRegion> store,
+  KVTIER_ASSIGN_OR_RETURN(std::shared_ptr<StoreRegion> store,
                           StoreRegion::Make(options_.store_region_bytes));
   v1::SharedMemoryMessage message;
   std::string id = NewSessionId();

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -28,25 +29,31 @@
 
 namespace kvtier {
 
-// The memory through which one session stores. A memfd sealed against another size, so that whoever
-// has it cannot make this process fault; its pages come at first touch. Its content is the client's
-// and may change at any moment, in the middle of a read too: read each byte once. Thread-safe.
+// The memory through which one session stores (common/store_ring.h). A memfd sealed against another
+// size, so that whoever has it cannot make this process fault; its pages come at first touch. Its
+// content is the client's and may change at any moment, in the middle of a read too: read each byte
+// once. Thread-safe.
 class StoreRegion {
  public:
-  static absl::StatusOr<std::shared_ptr<const StoreRegion>> Make(uint64_t bytes);
+  static absl::StatusOr<std::shared_ptr<StoreRegion>> Make(uint64_t bytes);
   ~StoreRegion();
   StoreRegion(const StoreRegion&) = delete;
   StoreRegion& operator=(const StoreRegion&) = delete;
 
   int fd() const { return fd_.get(); }
-  std::span<const std::byte> bytes() const { return bytes_; }
+  std::span<std::byte> bytes() const { return bytes_; }
   uint64_t backed_bytes() const;  // of the pages that are there
 
+  // For one call at a time: false while another has it.
+  bool Acquire() { return !taken_.exchange(true); }
+  void Release() { taken_.store(false); }
+
  private:
-  StoreRegion(UniqueFd fd, std::span<const std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
+  StoreRegion(UniqueFd fd, std::span<std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
 
   const UniqueFd fd_;
-  const std::span<const std::byte> bytes_;
+  const std::span<std::byte> bytes_;
+  std::atomic<bool> taken_{false};
 };
 
 struct SharedMemoryOptions {
@@ -55,7 +62,7 @@ struct SharedMemoryOptions {
   // (0666), else to this user alone (0600); the kernel's word on the peer's uid is what counts.
   std::vector<uid_t> uids;
   uint32_t max_sessions = 64;
-  uint64_t store_region_bytes = uint64_t{32} << 20;  // of each session; rounded up to pages
+  uint64_t store_region_bytes = uint64_t{8} << 20;  // of each session; rounded up to pages
 };
 
 // What the calls count.
@@ -98,8 +105,12 @@ class SharedMemory {
 
   // The store region of the session that is there by that id; it stays mapped while it is held,
   // even if the session ends. NOT_FOUND.
-  absl::StatusOr<std::shared_ptr<const StoreRegion>> Find(std::string_view session_id) const
+  absl::StatusOr<std::shared_ptr<StoreRegion>> Find(std::string_view session_id) const
       KVTIER_EXCLUDES(mutex_);
+
+  // For calls that wait for their client, one of each session at most: they never wait for each
+  // other. Tasks must have ended before what they use goes.
+  ThreadPool& store_threads() { return store_threads_; }
 
   // Lets go of what clients have let go of; call it every now and then.
   void Tick() { memory_->retired(); }
@@ -151,6 +162,7 @@ class SharedMemory {
   // Changed by the thread alone.
   absl::flat_hash_map<std::string, std::unique_ptr<Session>> sessions_ KVTIER_GUARDED_BY(mutex_);
 
+  ThreadPool store_threads_;
   ThreadPool thread_{1};  // last: its task uses all of the above
 };
 

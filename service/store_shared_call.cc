@@ -1,5 +1,6 @@
 #include "service/store_shared_call.h"
 
+#include <cstring>
 #include <utility>
 
 #include "common/copy_past.h"
@@ -13,7 +14,7 @@ StoreSharedCall* StoreSharedCall::Start(ServiceCore* core, grpc::CallbackServerC
   auto call = std::make_shared<StoreSharedCall>(core, context, request, response);
   call->self_ = call;
   if (const absl::Status opened = call->Open(); opened.ok()) {
-    core->executor->Run([call] { call->Run(); });
+    core->options.shared_memory->store_threads().Run([call] { call->Run(); });
   } else {
     call->Finish(opened);
   }
@@ -29,6 +30,7 @@ StoreSharedCall::StoreSharedCall(ServiceCore* core, grpc::CallbackServerContext*
       call_(core, Rpc::kStoreShared, context) {}
 
 absl::Status StoreSharedCall::Open() {
+  if (core_->options.shared_memory == nullptr) return FindSharedSession(*core_, {}).status();
   deadline_ = call_.Deadline(core_->options.stream_deadline);
   return core_->registry->Open(shared_from_this(), call_.ClientName(), deadline_);
 }
@@ -36,6 +38,7 @@ absl::Status StoreSharedCall::Open() {
 void StoreSharedCall::Run() {
   const absl::Status stored = Store();
   writer_.reset();  // what was not committed is free before the caller hears of the end
+  if (region_ != nullptr) region_->Release();
   region_.reset();
   Finish(stored);
 }
@@ -45,15 +48,16 @@ absl::Status StoreSharedCall::Store() {
   wire::StoreSharedRequest request;
   KVTIER_RETURN_IF_ERROR(
       wire::DecodeStoreSharedRequest(message.views(), core_->options.limits, &request));
-  KVTIER_ASSIGN_OR_RETURN(region_, FindSharedSession(*core_, request.session_id));
+  KVTIER_ASSIGN_OR_RETURN(std::shared_ptr<StoreRegion> region,
+                          FindSharedSession(*core_, request.session_id));
   if (!request.has_header) return absl::InvalidArgumentError("header is missing");
   KVTIER_ASSIGN_OR_RETURN(writer_, StoreWriter::Open(core_, &request.header));
-  KVTIER_RETURN_IF_ERROR(CheckPayloads(request));
-  uint32_t block = writer_->session().first();
-  for (const wire::SharedPayload& payload : request.payloads) {
-    if (stopped_.load()) return WhyStopped();
-    KVTIER_RETURN_IF_ERROR(TakeBlock(block++, payload, request.unverified));
+  if (!region->Acquire()) {
+    return absl::AbortedError("the session's store region serves another call");
   }
+  region_ = std::move(region);
+  ring_.emplace(region_->bytes());
+  KVTIER_RETURN_IF_ERROR(TakeBlocks(request.unverified));
   if (writer_->durable()) KVTIER_RETURN_IF_ERROR(writer_->MakeDurable(deadline_));
   *response_ = writer_->Reply();
   return absl::OkStatus();
@@ -64,49 +68,67 @@ absl::Status StoreSharedCall::WhyStopped() const {
   return absl::DeadlineExceededError("the call's deadline has passed");
 }
 
-absl::Status StoreSharedCall::CheckPayloads(const wire::StoreSharedRequest& request) const {
-  if (request.payloads.size() != writer_->session().count()) {
-    return absl::InvalidArgumentError(absl::StrCat("payloads has ", request.payloads.size(),
-                                                   " elements, header.block_count is ",
-                                                   writer_->session().count()));
-  }
-  const uint64_t bytes = writer_->session().part_bytes();
-  const uint64_t region = region_->bytes().size();
-  for (size_t i = 0; i < request.payloads.size(); ++i) {
-    const uint64_t offset = request.payloads[i].offset;
-    if (offset <= region && bytes <= region - offset) continue;
-    return absl::InvalidArgumentError(absl::StrCat("payloads[", i, "].offset is ", offset,
-                                                   ", a part has ", bytes,
-                                                   " bytes and the store region ", region));
+absl::Status StoreSharedCall::TakeBlocks(bool unverified) {
+  const StoreSession& session = writer_->session();
+  const uint32_t end = session.first() + session.count();
+  for (uint32_t block = session.first(); block < end; ++block) {
+    const absl::Status taken = TakeBlock(block, unverified);
+    if (stopped_.load()) return WhyStopped();
+    KVTIER_RETURN_IF_ERROR(taken);
+    // Of what a block without a place leaves nothing can be stored, so nobody waits for it.
+    if (session.outcome(block) == StoreOutcome::kRejected &&
+        session.reason(block) != RejectReason::kChecksum) {
+      writer_->RejectFrom(block + 1);
+      break;
+    }
   }
   return absl::OkStatus();
 }
 
-absl::Status StoreSharedCall::TakeBlock(uint32_t block, const wire::SharedPayload& payload,
-                                        bool unverified) {
+absl::Status StoreSharedCall::TakeBlock(uint32_t block, bool unverified) {
   KVTIER_ASSIGN_OR_RETURN(const bool wanted, writer_->StartBlock(block, deadline_));
-  uint64_t received = 0;
-  if (wanted) {
-    const std::span<std::byte> to = writer_->Buffer(block);
-    received = Land(region_->bytes().subspan(payload.offset, to.size()), to);
-  }
-  writer_->EndBlock(block, wanted, received,
-                    unverified ? std::nullopt : std::optional(payload.checksum));
-  if (!wanted || writer_->session().outcome(block) != StoreOutcome::kStored) {
-    return absl::OkStatus();
-  }
+  const StoreSession& session = writer_->session();
+  if (!wanted && session.outcome(block) == StoreOutcome::kRejected) return absl::OkStatus();
+  received_.Restart();
+  KVTIER_RETURN_IF_ERROR(wanted ? Land(writer_->Buffer(block)) : Skip(session.part_bytes()));
+  KVTIER_ASSIGN_OR_RETURN(const uint64_t sent, TakeChecksum());
+  writer_->EndBlock(block, wanted, wanted ? received_.Value() : 0,
+                    unverified ? std::nullopt : std::optional(sent));
+  if (session.outcome(block) != StoreOutcome::kStored) return absl::OkStatus();
   SharedMemoryCounters& counters = core_->options.shared_memory->counters();
   counters.stored_blocks.Add();
-  counters.stored_bytes.Add(writer_->session().part_bytes());
+  counters.stored_bytes.Add(session.part_bytes());
   return absl::OkStatus();
 }
 
-// The checksum of what has landed.
-uint64_t StoreSharedCall::Land(std::span<const std::byte> from, std::span<std::byte> to) {
-  received_.Restart();
-  HashAndCopyPastOnce(to.data(), from, &received_);
+absl::Status StoreSharedCall::Land(std::span<std::byte> to) {
+  while (!to.empty()) {
+    KVTIER_ASSIGN_OR_RETURN(const std::span<const std::byte> piece,
+                            ring_->Next(to.size(), stopped_));
+    HashAndCopyPastOnce(to.data(), piece, &received_);
+    ring_->Take(piece.size());
+    to = to.subspan(piece.size());
+  }
   FinishCopies();
-  return received_.Value();
+  return absl::OkStatus();
+}
+
+absl::Status StoreSharedCall::Skip(uint64_t bytes) {
+  while (bytes > 0) {
+    KVTIER_ASSIGN_OR_RETURN(const std::span<const std::byte> piece, ring_->Next(bytes, stopped_));
+    ring_->Take(piece.size());
+    bytes -= piece.size();
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> StoreSharedCall::TakeChecksum() {
+  uint64_t checksum = 0;
+  KVTIER_ASSIGN_OR_RETURN(const std::span<const std::byte> line,
+                          ring_->Next(StoreRing::kLine, stopped_));
+  std::memcpy(&checksum, line.data(), sizeof(checksum));
+  ring_->Take(StoreRing::kLine);
+  return checksum;
 }
 
 void StoreSharedCall::Finish(const absl::Status& status) {

@@ -6,21 +6,24 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "common/mutex.h"
 #include "common/running_checksum.h"
+#include "common/store_ring.h"
 #include "service/call.h"
 #include "service/shared_memory.h"
 #include "service/store_writer.h"
 
 namespace kvtier {
 
-// Takes the payloads out of the session's store region, one block after the other, on the executor:
-// the region is held, and mapped, until the call has ended. Counts as a stream, as a Store does.
+// Takes the payloads out of the session's store region, one block after the other, while the client
+// fills them in; on a thread for such calls, since it waits for the client. The region is held, and
+// mapped, until the call has ended. Counts as a stream, as a Store does.
 //
-// The client may change the region at any moment. So every length and offset is checked once, in
-// the message, which is this process's own; and of the payload every byte is read once, into a
+// The client may change the region at any moment. What has which length is known from the header
+// and the model, which are this process's own; and of the payload every byte is read once, into a
 // small buffer that stays in the CPU's cache: what is hashed there is what goes on to the slot.
 class StoreSharedCall final : public grpc::ServerUnaryReactor,
                               public CallRegistry::Stream,
@@ -42,9 +45,11 @@ class StoreSharedCall final : public grpc::ServerUnaryReactor,
   void Run();
   absl::Status Store();
   absl::Status WhyStopped() const;
-  absl::Status CheckPayloads(const wire::StoreSharedRequest& request) const;
-  absl::Status TakeBlock(uint32_t block, const wire::SharedPayload& payload, bool unverified);
-  uint64_t Land(std::span<const std::byte> from, std::span<std::byte> to);
+  absl::Status TakeBlocks(bool unverified);
+  absl::Status TakeBlock(uint32_t block, bool unverified);
+  absl::Status Land(std::span<std::byte> to);
+  absl::Status Skip(uint64_t bytes);
+  absl::StatusOr<uint64_t> TakeChecksum();
   void Finish(const absl::Status& status);
 
   // Constant.
@@ -58,7 +63,8 @@ class StoreSharedCall final : public grpc::ServerUnaryReactor,
 
   // Run's.
   Call call_;
-  std::shared_ptr<const StoreRegion> region_;
+  std::shared_ptr<StoreRegion> region_;  // acquired
+  std::optional<StoreRingReader> ring_;
   std::unique_ptr<StoreWriter> writer_;
   RunningChecksum received_;
 

@@ -78,6 +78,15 @@ void StoreWriter::EndBlock(uint32_t block, bool wanted, uint64_t received,
   }
 }
 
+void StoreWriter::RejectFrom(uint32_t block) {
+  const bool full = session_->reason(block - 1) == RejectReason::kNoSpace;
+  const uint32_t end = session_->first() + session_->count();
+  for (; block < end; ++block) {
+    if (session_->outcome(block) != StoreOutcome::kPending) continue;
+    session_->Reject(block, full ? RejectReason::kNoSpace : RejectReason::kNoParent);
+  }
+}
+
 // Blocks stay in RAM when the SSD takes nothing: the client hears that they may not outlive it.
 absl::Status StoreWriter::MakeDurable(TimePoint deadline) {
   const absl::Status durable = session_->MakeDurable(deadline);

@@ -31,6 +31,9 @@ class StoreWriter {
   // or none, when what was received is taken as it is.
   void EndBlock(uint32_t block, bool wanted, uint64_t received, std::optional<uint64_t> sent);
 
+  // Blocks from this one on can't be stored: one before them could not.
+  void RejectFrom(uint32_t block);
+
   // When durable(). RESOURCE_EXHAUSTED when the SSD takes nothing: the blocks stay in RAM. Blocks.
   absl::Status MakeDurable(TimePoint deadline);
   // The StoreResponse; blocks that were not ended are NOT_SENT from now on.
