@@ -142,12 +142,12 @@ class TransferCases(SharedCase):
                 self.client.fetch_into(found.lease.id, poisoned(1, self.SIZE - 1), lease_end=time.monotonic() + 9)
             self.fetched(found.lease, 1, self.SIZE)
 
-    def test_larger_than_half_the_store_region_over_grpc(self):
+    def test_larger_than_the_store_region(self):
         model = self.client.register_model(opaque_spec("large", 17 * MIB))
         prompt = kvtier.Prompt(model.id, tokens_of(7, 1))
         data = payloads_of(1, 1, 17 * MIB)
         report = self.client.store_from(prompt, data)
-        self.assertEqual((report.held, report.shared), (1, 0))
+        self.assertEqual((report.held, report.shared), (1, 1))
         with self.client.lookup(prompt, lease=30.0) as found:
             report, got = self.fetched(found.lease, 1, 17 * MIB)
         self.assertEqual((report.shared, got), (1, data))
@@ -166,7 +166,7 @@ class TransferCases(SharedCase):
         self.assertEqual([one.refusal for one in report.outcomes],
                          [kvtier.StoreRefusal.NO_PARENT] * (self.BLOCKS - 1))
 
-    def test_several_batches_at_a_time(self):
+    def test_two_stores_at_a_time(self):
         """Of two stores of one client one has the region at a time."""
         blocks, done = 20, {}
 

@@ -334,7 +334,9 @@ async def _read(call: Any, attempt: Attempt, outcome: Outcome) -> None:
     """To the end of a call of grpc.aio."""
     if attempt.on_message is None:
         if attempt.meanwhile is not None:
-            await _on_thread(attempt.meanwhile.run, attempt.meanwhile.stop)
+            stop = attempt.meanwhile.stop
+            call.add_done_callback(lambda _: stop())
+            await _on_thread(attempt.meanwhile.run, stop)
         outcome.reply = await call
         outcome.received = True
         return

@@ -454,10 +454,12 @@ class Client:
         return outcome
 
     def _ask_meanwhile(self, method: Any, attempt: Attempt, work: Work) -> Outcome:
+        began = time.monotonic()
         call = method.future(attempt.request, timeout=attempt.limit)
         try:
+            call.add_done_callback(lambda _: work.stop())
             work.run()
-            outcome = _await(call, attempt)
+            outcome = _await(call, attempt, time.monotonic() - began)
         finally:
             call.cancel()  # of no effect once it has ended
         self._lane.note(outcome)
@@ -542,10 +544,11 @@ class _QuickLane:
             self._answered = not isinstance(outcome.error, (DeadlineExceeded, Unavailable))
 
 
-def _await(call: Any, attempt: Attempt) -> Outcome:
-    """The end of a call that is under way, or the end of patience with it."""
+def _await(call: Any, attempt: Attempt, age: float = 0.0) -> Outcome:
+    """The end of a call that is under way for ``age`` seconds, or the end of patience with it."""
     try:
-        return Outcome(call.result(timeout=attempt.limit + GRACE_SECONDS), received=True)
+        left = max(attempt.limit + GRACE_SECONDS - age, 0)
+        return Outcome(call.result(timeout=left), received=True)
     except grpc.FutureTimeoutError:
         return Outcome(error=stuck(attempt))
     except (grpc.RpcError, grpc.FutureCancelledError) as raised:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Callable, Generator, Sequence, TypeVar
 
-from kvtier import wire
+from kvtier import store_ring, wire
 from kvtier.breaker import BreakerOptions, CircuitBreaker
 from kvtier.errors import (
     Code,
@@ -24,7 +24,6 @@ from kvtier.errors import (
     Internal,
     InvalidArgument,
     NotFound,
-    ResourceExhausted,
     Unavailable,
     check_range,
     check_seconds,
@@ -40,14 +39,13 @@ from kvtier.results import (
     FetchReport,
     Found,
     StoredBlock,
-    StoreRefusal,
     StoreReport,
     StoreVerdict,
     TierSpan,
     refusal_of,
     span_of,
 )
-from kvtier.shared_session import SharedMemory, SharedSession
+from kvtier.shared_session import SessionLost, SharedMemory, SharedSession
 from kvtier.shared_transfer import (
     NOT_SHARED,
     SharedFiller,
@@ -58,6 +56,7 @@ from kvtier.shared_transfer import (
     fetch_shared_request,
     grpc_may_do,
     lease_ended,
+    store_shared_request,
 )
 from kvtier.transfer import Block, Counters, FetchAssembler, StoreMessages, blocks_of, check_sizes
 
@@ -122,7 +121,7 @@ class Attempt:
     """One call to make. ``request`` for all but Store, which has ``messages``; ``on_message`` for Fetch and
     FetchShared, to be called with each message in order: an Error that it raises ends the call and is its
     error. ``stop``: that may take a while, unless this is called from another thread. ``meanwhile``: to be
-    done while the call is under way."""
+    done while the call is under way, and stopped when the call ends."""
 
     rpc: str
     limit: float  # seconds
@@ -257,9 +256,6 @@ class _StoreTask:
         self.outcomes += [_stored_block(outcome) for outcome in reply.outcomes]
         self.sent += count
         self.checksum_mismatches += reply.checksum_mismatches
-
-    def refuse(self, count: int, refusal: StoreRefusal) -> None:
-        self.outcomes += [StoredBlock(StoreVerdict.REJECTED, refusal)] * count
 
     def report(self) -> StoreReport:
         return StoreReport(self.outcomes, self.sent, self.checksum_mismatches, shared=self.shared)
@@ -587,21 +583,9 @@ class Protocol:
         task.take(raw, len(missing))
 
     def _store_shared(self, task: _StoreTask) -> Operation[None]:
-        """What shared memory can do of it."""
+        """The rest of the task, unless shared memory cannot do it."""
         session = yield from self._session()
-        if session is None:
-            return
-        done = len(task.outcomes)
-        filler = SharedFiller(
-            session,
-            task.prompt,
-            task.blocks[done:],
-            task.first_block + done,
-            task.part,
-            task.durable,
-            self.options.verify_shared,
-        )
-        if not filler.fits:
+        if session is None or not store_ring.usable(session.store_region):
             return
         try:
             while not session.take_store_region():
@@ -609,45 +593,43 @@ class Protocol:
                     raise DeadlineExceeded("other calls did not let go of the store region")
                 yield Pause(_STORE_REGION_PAUSE)
             try:
-                yield from self._store_batches(task, session, filler)
+                yield from self._store_stream(task, session)
             finally:
                 session.give_back_store_region()
         except Error as error:
             if not grpc_may_do(error):
                 raise
-        finally:
-            self._count("shared_stored_blocks", task.shared)
 
-    def _store_batches(
-        self, task: _StoreTask, session: SharedSession, filler: SharedFiller
-    ) -> Operation[None]:
-        """One half of the region is filled while the daemon takes the batch before out of the other."""
-        yield Work(lambda: filler.fill(0), filler.stop)
-        for number, batch in enumerate(filler.batches):
-            after = number + 1
-            meanwhile = None
-            if not filler.is_last(batch):
-                meanwhile = Work(lambda after=after: filler.fill(after), filler.stop)  # type: ignore[misc]
-            attempt = Attempt("StoreShared", 0, filler.request(number), meanwhile=meanwhile)
-            ended = False
-            try:
-                raw = yield from self._call(lambda attempt=attempt: attempt, task.end)  # type: ignore[misc]
-                ended = True
-                task.take(raw, batch.last - batch.first)
-                task.shared += batch.last - batch.first
-            except Error as error:
-                ended = ended or not _may_still_run(error)
-                full = isinstance(error, ResourceExhausted) and number > 0
-                if not full or (task.durable and filler.is_last(batch)):
-                    raise
-                # What the rest of one long Store would have been.
-                task.refuse(batch.last - batch.first, StoreRefusal.NO_SPACE)
-            finally:
-                if not ended:
-                    # Its region would be written to under the daemon's hands: another session gets another.
-                    session.end()
-            if _refuses_what_follows(task):
-                return
+    def _store_stream(self, task: _StoreTask, session: SharedSession) -> Operation[None]:
+        """One call, and the store region is filled while the daemon takes from it. Nothing is accounted for
+        unless it ends well."""
+        done = len(task.outcomes)
+        first, missing = task.first_block + done, task.blocks[done:]
+        verify = self.options.verify_shared
+        filler = SharedFiller(session.store_region, missing, verify, task.end)
+        header = wire.store_header(
+            task.prompt, first, len(missing), task.part, task.durable, wire.STORE_SHARED_HEADER
+        )
+        attempt = Attempt("StoreShared", 0, store_shared_request(session, header, verify))
+        work = Work(filler.fill, filler.stop)
+        if filler.short:
+            yield work
+        else:
+            attempt.meanwhile = work
+        ended = False
+        try:
+            raw = yield from self._call(_once(attempt), task.end)
+            ended = True
+        except Error as error:
+            ended = not _may_still_run(error)
+            raise
+        finally:
+            if not ended:
+                # Its region would be written to under the daemon's hands: another session gets another.
+                session.end()
+        task.take(raw, len(missing))
+        task.shared += len(missing)
+        self._count("shared_stored_blocks", len(missing))
 
     def _session(self) -> Operation[SharedSession | None]:
         """The session, made if it is time to."""
@@ -742,21 +724,26 @@ def _nothing() -> None:
 
 def _may_still_run(error: Error) -> bool:
     """Nobody knows whether the daemon still reads the store region."""
-    return isinstance(error, (DeadlineExceeded, Unavailable, Internal)) or error.code in (
+    return error.code in (
+        Code.DEADLINE_EXCEEDED,
+        Code.UNAVAILABLE,
         Code.CANCELLED,
+        Code.INTERNAL,
         Code.UNKNOWN,
+        Code.ABORTED,
     )
 
 
-def _refuses_what_follows(task: _StoreTask) -> bool:
-    """After a rejected block the rest of one long Store is rejected; unless it is durable, where the daemon
-    is asked all the same."""
-    last = task.outcomes[-1]
-    if last.held or task.durable:
-        return False
-    full = last.refusal == StoreRefusal.NO_SPACE
-    task.refuse(task.left, StoreRefusal.NO_SPACE if full else StoreRefusal.NO_PARENT)
-    return True
+def _once(attempt: Attempt) -> Callable[[], Attempt]:
+    """For ``_call``: what the store region holds can be taken once. The next try is gRPC's."""
+    left = [attempt]
+
+    def make() -> Attempt:
+        if not left:
+            raise SessionLost
+        return left.pop()
+
+    return make
 
 
 def _span(run: Any) -> TierSpan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import struct
 import time
 from types import TracebackType
 from typing import Callable, NamedTuple, Sequence
@@ -16,11 +17,11 @@ from typing import Callable, NamedTuple, Sequence
 import xxhash
 from google.protobuf.message import DecodeError
 
-from kvtier import wire
 from kvtier.errors import Code, Error, Internal, InvalidArgument, NotFound
 from kvtier.leases import LeaseWatch
-from kvtier.prompt import Part, Prompt
+from kvtier.prompt import Part
 from kvtier.shared_session import Mapping, SharedSession
+from kvtier.store_ring import LINE, StoreRing, stream_bytes
 from kvtier.transfer import Block
 from kvtier.v1 import kvtier_pb2 as pb
 
@@ -30,12 +31,8 @@ _log = logging.getLogger("kvtier")
 # lock more often, and wait for it each time when other threads are busy.
 _PIECE = 512 << 10
 _UNLOCKED = 64 << 10  # a copy from so many bytes on lets go of the interpreter's lock
-_LINE = 64  # stored payloads start on lines of the CPU's cache
-# The first batch, and at least: while it is filled the daemon has nothing to do. Those after it grow, as a
-# call costs as much time as the copy of some MiB; the last ones shrink, while they are taken the client has
-# nothing to do.
-_BATCH_BYTES = 4 << 20
-_BATCH_PAYLOADS = 1024
+_SHORT = 256 << 10
+_CHECKSUM = struct.Struct("<Q")
 
 OK, MISS, NOT_SHARED = pb.BLOCK_STATUS_OK, pb.BLOCK_STATUS_MISS, pb.BLOCK_STATUS_NOT_SHARED
 
@@ -72,6 +69,11 @@ class SharedPart(NamedTuple):
     @property
     def view(self) -> memoryview:
         return self.mapping.view[self.offset : self.offset + self.size]
+
+
+def store_shared_request(session: SharedSession, header: bytes, verify: bool) -> bytes:
+    fields = pb.StoreSharedRequest(session_id=session.id, unverified=not verify)
+    return fields.SerializeToString() + header
 
 
 def fetch_shared_request(
@@ -285,113 +287,57 @@ class SharedViews:
             _log.warning("%d views of shared memory are still in use after their release", exported)
 
 
-class Batch(NamedTuple):
-    """Consecutive blocks [first, last) that go into one half of the store region together."""
-
-    first: int
-    last: int
-
-
 class SharedFiller:
-    """Lays the caller's blocks into the store region, a batch into the one half, the next into the other, and
-    makes the requests for them."""
+    """Lays the caller's blocks into the store region, a stream that one StoreShared takes out."""
 
-    def __init__(
-        self,
-        session: SharedSession,
-        prompt: Prompt,
-        blocks: Sequence[Block],
-        first_block: int,
-        part: Part,
-        durable: bool,
-        verify: bool,
-    ) -> None:
-        self._session = session
-        self._prompt = prompt
+    def __init__(self, region: Mapping, blocks: Sequence[Block], verify: bool, end: float) -> None:
+        """The region must be ``usable``, and no call take from it. At ``end``, by time.monotonic, it stops."""
+        self._region = region
         self._blocks = blocks
-        self._first_block = first_block
-        self._part = part
-        self._durable = durable
         self._verify = verify
-        self._half = session.store_region.size // 2 // _LINE * _LINE
-        self._stopped = False
-        self._filled: dict[Batch, bytes] = {}
-        self.batches = self._make_batches()
+        self._ring = StoreRing(region, end)
 
     @property
-    def fits(self) -> bool:
-        """Every block fits into half of the region; otherwise nothing may be filled."""
-        return all(_to_line(block.size) <= self._half for block in self._blocks)
-
-    def is_last(self, batch: Batch) -> bool:
-        return batch.last == len(self._blocks)
+    def short(self) -> bool:
+        """It should go in before the call: that the daemon begins meanwhile saves less than the second thread
+        costs."""
+        size = sum(stream_bytes(block.size) for block in self._blocks)
+        return size <= _SHORT and self._ring.holds(size)
 
     def stop(self) -> None:
-        """The caller's memory is left alone from the next piece on."""
-        self._stopped = True
+        """From another thread: nobody takes any more. The caller's memory is left alone from the next piece
+        on."""
+        self._ring.stop()
 
-    def fill(self, number: int) -> None:
-        """Once; the half's former batch must have been stored. After ``stop`` to no end."""
-        batch = self.batches[number]
-        if batch in self._filled:
-            return
-        at = number % 2 * self._half
-        payloads = []
-        for block in self._blocks[batch.first : batch.last]:
-            payloads.append(pb.SharedPayload(offset=at, checksum=self._copy(block, at)))
-            at += _to_line(block.size)
-        self._filled[batch] = self._encode(batch, payloads)
+    def fill(self) -> None:
+        """Once. Waits for the daemon where the ring is full."""
+        if all(self._fill_part(block) for block in self._blocks):
+            self._ring.flush()
 
-    def request(self, number: int) -> bytes:
-        return self._filled[self.batches[number]]
-
-    def _make_batches(self) -> list[Batch]:
-        sizes = [_to_line(block.size) for block in self._blocks]
-        batches: list[Batch] = []
-        left = sum(sizes)
-        room = min(self._half, _BATCH_BYTES)
-        first = used = 0
-        for i, size in enumerate(sizes):
-            if i > first and (used + size > room or i - first == _BATCH_PAYLOADS):
-                batches.append(Batch(first, i))
-                left -= used
-                room = min(self._half, max(_BATCH_BYTES, min(2 * room, left // 2)))
-                first, used = i, 0
-            used += size
-        return [*batches, Batch(first, len(sizes))]
-
-    def _encode(self, batch: Batch, payloads: list[pb.SharedPayload]) -> bytes:
-        fields = pb.StoreSharedRequest(
-            session_id=self._session.id, payloads=payloads, unverified=not self._verify
-        )
-        header = wire.store_header(
-            self._prompt,
-            self._first_block + batch.first,
-            batch.last - batch.first,
-            self._part,
-            self._durable and self.is_last(batch),
-            wire.STORE_SHARED_HEADER,
-        )
-        return fields.SerializeToString() + header
-
-    def _copy(self, block: Block, offset: int) -> int:
-        """The checksum, or 0."""
-        region = self._session.store_region
+    def _fill_part(self, block: Block) -> bool:
+        """False: it was stopped."""
         hashed = xxhash.xxh3_64()
-        for view in block.views:
-            for at in range(0, view.nbytes, _PIECE):
-                piece = view[at : at + _PIECE]
-                if self._stopped:
-                    return 0
+        filled = 0
+        while filled < block.size:
+            at, size = self._ring.room(block.size - filled)
+            if size == 0:
+                return False
+            for view in block.slices(filled, size):
                 if self._verify:
-                    hashed.update(piece)
-                if piece.readonly or piece.nbytes < _UNLOCKED:
-                    region.view[offset : offset + piece.nbytes] = piece
-                else:
-                    ctypes.memmove(region.address + offset, _address_of(piece), piece.nbytes)
-                offset += piece.nbytes
-        return hashed.intdigest() if self._verify else 0
+                    hashed.update(view)
+                self._copy(at, view)
+                at += view.nbytes
+            self._ring.fill(size)
+            filled += size
+        at, size = self._ring.room(LINE)
+        if size == 0:
+            return False
+        _CHECKSUM.pack_into(self._region.view, at, hashed.intdigest() if self._verify else 0)
+        self._ring.fill(size)
+        return True
 
-
-def _to_line(size: int) -> int:
-    return (size + _LINE - 1) // _LINE * _LINE
+    def _copy(self, at: int, view: memoryview) -> None:
+        if view.readonly or view.nbytes < _UNLOCKED:
+            self._region.view[at : at + view.nbytes] = view
+        else:
+            ctypes.memmove(self._region.address + at, _address_of(view), view.nbytes)

@@ -318,14 +318,6 @@ class SharedMemoryRequest(_message.Message):
     released: SharedRetired
     def __init__(self, open_region: _Optional[int] = ..., released: _Optional[_Union[SharedRetired, _Mapping]] = ...) -> None: ...
 
-class SharedPayload(_message.Message):
-    __slots__ = ["checksum", "offset"]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    checksum: int
-    offset: int
-    def __init__(self, offset: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
-
 class SharedRegion(_message.Message):
     __slots__ = ["bytes", "region"]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -385,16 +377,14 @@ class StoreResponse(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[BlockOutcome, _Mapping]]] = ..., checksum_mismatches: _Optional[int] = ...) -> None: ...
 
 class StoreSharedRequest(_message.Message):
-    __slots__ = ["header", "payloads", "session_id", "unverified"]
+    __slots__ = ["header", "session_id", "unverified"]
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
     header: StoreHeader
-    payloads: _containers.RepeatedCompositeFieldContainer[SharedPayload]
     session_id: bytes
     unverified: bool
-    def __init__(self, session_id: _Optional[bytes] = ..., header: _Optional[_Union[StoreHeader, _Mapping]] = ..., payloads: _Optional[_Iterable[_Union[SharedPayload, _Mapping]]] = ..., unverified: bool = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., header: _Optional[_Union[StoreHeader, _Mapping]] = ..., unverified: bool = ...) -> None: ...
 
 class TierCapacity(_message.Message):
     __slots__ = ["blocks", "tier", "tokens"]
