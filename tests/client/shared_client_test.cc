@@ -420,8 +420,7 @@ TEST_F(SharedClientTest, WhatHasNoRoomInRamComesOverGrpc) {
 
 // ---------------------------------------------------------------------- store
 
-// Batches of half a region each, of which only one is last.
-TEST_F(SharedClientTest, LongStoreGoesInBatches) {
+TEST_F(SharedClientTest, LongStoreGoesThroughASmallRegion) {
   TestServerOptions options = Ram(uint64_t{32} << 20);
   options.shared.store_region_bytes = 1 << 20;
   Start(std::move(options));
@@ -439,21 +438,21 @@ TEST_F(SharedClientTest, LongStoreGoesInBatches) {
   }
 }
 
-TEST_F(SharedClientTest, PartsLargerThanHalfTheRegionGoOverGrpc) {
-  part_bytes_ = (1 << 19) + 1;
-  TestServerOptions options = Ram(uint64_t{32} << 20);
+TEST_F(SharedClientTest, PartsLargerThanTheRegionGoThroughIt) {
+  part_bytes_ = (3 << 20) + 1;
+  TestServerOptions options = Ram(uint64_t{64} << 20);
   options.shared.store_region_bytes = 1 << 20;
   Start(std::move(options));
   const absl::StatusOr<StoreReport> report = Store(client_.get(), 1);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->sent, kBlocks);
-  EXPECT_EQ(report->shared, 0u);
+  EXPECT_EQ(report->shared, kBlocks);
   ExpectAllShared(1, kWhole, Fetch(Leased(1), kWhole));
 }
 
 TEST_F(SharedClientTest, WhatDoesNotFitIsRefusedAndTheFirstBlocksStay) {
   TestServerOptions options = Ram(40 * kPart);
-  options.shared.store_region_bytes = 1 << 20;  // batches of 8
+  options.shared.store_region_bytes = 1 << 20;
   Start(std::move(options));
   const absl::StatusOr<StoreReport> report = Store(client_.get(), 1, 60);
   ASSERT_TRUE(report.ok()) << report.status();

@@ -89,15 +89,10 @@ std::string Show(const wire::FetchSharedRequest& m) {
 
 std::string Show(const wire::StoreSharedRequest& m) {
   KVTIER_CHECK(m.session_id.empty() || m.session_id.size() == wire::kSessionIdBytes);
-  KVTIER_CHECK(m.payloads.size() <= kLimits.pieces);
-  std::string out =
-      absl::StrCat(m.session_id, "|", m.has_header, Show(m.header.prompt), "|",
-                   m.header.first_block, "|", m.header.block_count, "|", m.header.part.layer_group,
-                   "|", m.header.part.rank, "|", m.header.durability, "|", m.unverified);
-  for (const wire::SharedPayload& payload : m.payloads) {
-    absl::StrAppend(&out, ";", payload.offset, ",", payload.checksum);
-  }
-  return out;
+  return absl::StrCat(m.session_id, "|", m.has_header, Show(m.header.prompt), "|",
+                      m.header.first_block, "|", m.header.block_count, "|",
+                      m.header.part.layer_group, "|", m.header.part.rank, "|", m.header.durability,
+                      "|", m.unverified);
 }
 
 std::string Show(const wire::LookupResponse& m) {

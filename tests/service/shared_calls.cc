@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "common/block_key.h"
 
@@ -42,33 +43,57 @@ SharedCalls::Fetched SharedCalls::Fetch(const v1::FetchSharedRequest& request) {
   return out;
 }
 
-v1::StoreSharedRequest SharedCalls::StoreOf(const v1::Prompt& prompt, uint32_t first_block,
-                                            const std::vector<std::string>& payloads,
-                                            uint64_t offset) {
-  v1::StoreSharedRequest request;
-  request.set_session_id(session_->session_id());
-  *request.mutable_header() = HeaderOf(prompt, first_block, payloads.size()).header();
+SharedCalls::Store SharedCalls::StoreOf(const v1::Prompt& prompt, uint32_t first_block,
+                                        std::vector<std::string> payloads) const {
+  Store store;
+  store.request.set_session_id(session_->session_id());
+  *store.request.mutable_header() = HeaderOf(prompt, first_block, payloads.size()).header();
   for (const std::string& payload : payloads) {
-    std::memcpy(session_->store().data() + offset, payload.data(), payload.size());
-    v1::SharedPayload* out = request.add_payloads();
-    out->set_offset(offset);
-    out->set_checksum(PayloadChecksum(payload.data(), payload.size()));
-    offset += payload.size();
+    store.checksums.push_back(PayloadChecksum(payload.data(), payload.size()));
   }
-  return request;
+  store.payloads = std::move(payloads);
+  return store;
 }
 
-grpc::Status SharedCalls::Store(const v1::StoreSharedRequest& request,
-                                v1::StoreResponse* response) {
-  grpc::ClientContext context;
-  return client_->stub().StoreShared(&context, request, response);
+grpc::Status SharedCalls::Send(const Store& store, v1::StoreResponse* response) {
+  StoreRingWriter ring(session_->store());
+  std::atomic<bool> ended{false};
+  grpc::Status status;
+  caller_.Run([&] {
+    grpc::ClientContext context;
+    status = client_->stub().StoreShared(&context, store.request, response);
+    ended.store(true);
+    ring.Wake();
+  });
+  Fill(store, &ring, ended);
+  caller_.WaitIdle();
+  return status;
 }
 
-void SharedCalls::StoreAll(const v1::StoreSharedRequest& request) {
+bool SharedCalls::Fill(const Store& store, StoreRingWriter* ring, const std::atomic<bool>& stop) {
+  for (size_t i = 0; i < store.payloads.size(); ++i) {
+    std::span<const std::byte> part = std::as_bytes(std::span(store.payloads[i]));
+    while (!part.empty()) {
+      const std::span<std::byte> room = ring->Room(part.size(), stop);
+      if (room.empty()) return false;
+      std::memcpy(room.data(), part.data(), room.size());
+      ring->Fill(room.size());
+      part = part.subspan(room.size());
+    }
+    const std::span<std::byte> line = ring->Room(StoreRing::kLine, stop);
+    if (line.empty()) return false;
+    std::memcpy(line.data(), &store.checksums[i], sizeof(uint64_t));
+    ring->Fill(line.size());
+  }
+  ring->Flush();
+  return true;
+}
+
+void SharedCalls::StoreAll(const Store& store) {
   v1::StoreResponse response;
-  const grpc::Status status = Store(request, &response);
+  const grpc::Status status = Send(store, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
-  ASSERT_EQ(response.outcomes_size(), request.payloads_size());
+  ASSERT_EQ(static_cast<size_t>(response.outcomes_size()), store.payloads.size());
   for (const v1::BlockOutcome& outcome : response.outcomes()) {
     ASSERT_EQ(outcome.status(), v1::STORE_STATUS_STORED) << outcome.ShortDebugString();
   }

@@ -2,10 +2,13 @@
 // its own.
 #pragma once
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/executor.h"
+#include "common/store_ring.h"
 #include "tests/service/service_client.h"
 #include "tests/support/raw_shared_client.h"
 
@@ -28,16 +31,24 @@ class SharedCalls {
   // Maps the regions that it names. Checks order and checksums.
   Fetched Fetch(const v1::FetchSharedRequest& request);
 
-  // Puts the payloads end to end into the store region, from `offset` on.
-  v1::StoreSharedRequest StoreOf(const v1::Prompt& prompt, uint32_t first_block,
-                                 const std::vector<std::string>& payloads, uint64_t offset = 0);
-  grpc::Status Store(const v1::StoreSharedRequest& request, v1::StoreResponse* response);
+  struct Store {
+    v1::StoreSharedRequest request;
+    std::vector<std::string> payloads;
+    std::vector<uint64_t> checksums;  // of each
+  };
+  Store StoreOf(const v1::Prompt& prompt, uint32_t first_block,
+                std::vector<std::string> payloads) const;
+  // Fills the region's ring while the call runs.
+  grpc::Status Send(const Store& store, v1::StoreResponse* response);
   // And every block must be STORED.
-  void StoreAll(const v1::StoreSharedRequest& request);
+  void StoreAll(const Store& store);
+  // False when it was stopped.
+  static bool Fill(const Store& store, StoreRingWriter* ring, const std::atomic<bool>& stop);
 
  private:
   ServiceClient* const client_;
   RawSharedClient* const session_;
+  ThreadPool caller_{1};
 };
 
 }  // namespace kvtier

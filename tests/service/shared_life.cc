@@ -33,10 +33,10 @@ std::vector<std::string> PayloadsOf(uint32_t prompt) {
 
 void StoreOne(SharedCalls* calls, const std::string& model, uint32_t prompt) {
   v1::StoreResponse response;
-  const v1::StoreSharedRequest request =
+  const SharedCalls::Store store =
       calls->StoreOf(TokenPrompt(model, prompt, kBlocks), 0, PayloadsOf(prompt));
   Stepped();
-  const grpc::Status status = calls->Store(request, &response);
+  const grpc::Status status = calls->Send(store, &response);
   if (!status.ok() && status.error_code() != grpc::StatusCode::RESOURCE_EXHAUSTED) std::_Exit(1);
   Stepped();
 }

@@ -42,10 +42,21 @@ class StoreSharedTest : public ::testing::Test {
     ASSERT_EQ(fetched.blocks.size(), want.size());
     for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(fetched.blocks[i] == want[i]) << i;
   }
-  grpc::Status Refused(const v1::StoreSharedRequest& request) {
+  grpc::Status Send(const SharedCalls::Store& store) {
     v1::StoreResponse response;
-    return calls_.Store(request, &response);
+    return calls_.Send(store, &response);
   }
+
+  // With whatever is in the region.
+  grpc::Status Begin(const SharedCalls::Store& store, grpc::ClientContext* context) {
+    v1::StoreResponse response;
+    return client_.stub().StoreShared(context, store.request, &response);
+  }
+  grpc::Status Begin(const SharedCalls::Store& store) {
+    grpc::ClientContext context;
+    return Begin(store, &context);
+  }
+  SharedCounter Counter(uint64_t offset) { return SharedCounter(session_.store().data() + offset); }
 
   TestServer server_;
   ServiceClient client_{server_.address()};
@@ -54,7 +65,7 @@ class StoreSharedTest : public ::testing::Test {
   const std::string model_ = client_.Register("m", {kPart});
 };
 
-TEST_F(StoreSharedTest, StoresWhatLiesInTheRegion) {
+TEST_F(StoreSharedTest, StoresWhatComesThroughTheRegion) {
   const v1::Prompt prompt = TokenPrompt(model_, 1, 20);
   const std::vector<std::string> payloads = Payloads(1, 20);
   calls_.StoreAll(calls_.StoreOf(prompt, 0, payloads));
@@ -69,12 +80,26 @@ TEST_F(StoreSharedTest, StoresWhatLiesInTheRegion) {
   EXPECT_EQ(server_.stats().of(Rpc::kStoreShared).by_code[0].value(), 1u);
 }
 
-// In two halves, as a client stores more than the region holds; from offsets of no alignment.
 TEST_F(StoreSharedTest, GoesOnWhereItEnded) {
   const v1::Prompt prompt = TokenPrompt(model_, 1, 10);
   const std::vector<std::string> payloads = Payloads(1, 10);
-  calls_.StoreAll(calls_.StoreOf(prompt, 0, {payloads.begin(), payloads.begin() + 5}, 3));
-  calls_.StoreAll(calls_.StoreOf(prompt, 5, {payloads.begin() + 5, payloads.end()}, 1'000'001));
+  calls_.StoreAll(calls_.StoreOf(prompt, 0, {payloads.begin(), payloads.begin() + 5}));
+  calls_.StoreAll(calls_.StoreOf(prompt, 5, {payloads.begin() + 5, payloads.end()}));
+  ExpectStored(prompt, payloads);
+}
+
+TEST_F(StoreSharedTest, StoresMoreThanTheRegionHolds) {
+  const v1::Prompt prompt = TokenPrompt(model_, 1, 150);
+  const std::vector<std::string> payloads = Payloads(1, 150);
+  calls_.StoreAll(calls_.StoreOf(prompt, 0, payloads));
+  ExpectStored(prompt, payloads);
+}
+
+TEST_F(StoreSharedTest, StoresPartsLargerThanTheRegion) {
+  const std::string model = client_.Register("large", {kRegion + 1});
+  const v1::Prompt prompt = TokenPrompt(model, 1, 3);
+  const std::vector<std::string> payloads = Payloads(1, 3, kRegion + 1);
+  calls_.StoreAll(calls_.StoreOf(prompt, 0, payloads));
   ExpectStored(prompt, payloads);
 }
 
@@ -83,8 +108,8 @@ TEST_F(StoreSharedTest, PartsOfABlockComeOneByOne) {
   const v1::Prompt prompt = TokenPrompt(model, 1, 2);
   calls_.StoreAll(calls_.StoreOf(prompt, 0, Payloads(1, 2, 70'000)));
   EXPECT_EQ(client_.Found(prompt), 0u);
-  v1::StoreSharedRequest second = calls_.StoreOf(prompt, 0, Payloads(2, 2, 1));
-  second.mutable_header()->mutable_part()->set_layer_group(1);
+  SharedCalls::Store second = calls_.StoreOf(prompt, 0, Payloads(2, 2, 1));
+  second.request.mutable_header()->mutable_part()->set_layer_group(1);
   calls_.StoreAll(second);
   EXPECT_EQ(client_.Found(prompt), 2u);
 }
@@ -97,93 +122,153 @@ TEST_F(StoreSharedTest, WhatIsThereStays) {
   other[1] = PayloadBytes(77, kPart);
   const v1::Prompt longer = TokenPrompt(model_, 1, 4);
   v1::StoreResponse response;
-  v1::StoreSharedRequest request = calls_.StoreOf(longer, 0, other);
-  ASSERT_TRUE(calls_.Store(request, &response).ok());
+  SharedCalls::Store store = calls_.StoreOf(longer, 0, other);
+  ASSERT_TRUE(calls_.Send(store, &response).ok());
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(response.outcomes(i).status(), v1::STORE_STATUS_ALREADY_PRESENT);
   }
   EXPECT_EQ(response.outcomes(3).status(), v1::STORE_STATUS_STORED);
   EXPECT_EQ(response.checksum_mismatches(), 1u);
   // The same message again, and again without checksums: nothing changes.
-  ASSERT_TRUE(calls_.Store(request, &response).ok());
+  ASSERT_TRUE(calls_.Send(store, &response).ok());
   EXPECT_EQ(response.outcomes(3).status(), v1::STORE_STATUS_ALREADY_PRESENT);
-  request.set_unverified(true);
-  ASSERT_TRUE(calls_.Store(request, &response).ok());
+  store.request.set_unverified(true);
+  ASSERT_TRUE(calls_.Send(store, &response).ok());
   EXPECT_EQ(response.checksum_mismatches(), 0u);
   ExpectStored(longer, {payloads[0], payloads[1], payloads[2], other[3]});
   EXPECT_EQ(server_.shared_memory()->stats().stored_blocks, 4u);
 }
 
 TEST_F(StoreSharedTest, AWrongChecksumIsRejected) {
-  const v1::Prompt prompt = TokenPrompt(model_, 1, 2);
-  const std::vector<std::string> payloads = Payloads(1, 2);
-  v1::StoreSharedRequest request = calls_.StoreOf(prompt, 0, payloads);
-  session_.store()[kPart + 99'999] ^= std::byte{1};
+  const v1::Prompt prompt = TokenPrompt(model_, 1, 3);
+  const std::vector<std::string> payloads = Payloads(1, 3);
+  SharedCalls::Store store = calls_.StoreOf(prompt, 0, payloads);
+  store.payloads[1][99'999] ^= 1;
   v1::StoreResponse response;
-  ASSERT_TRUE(calls_.Store(request, &response).ok());
+  ASSERT_TRUE(calls_.Send(store, &response).ok());
   EXPECT_EQ(response.outcomes(0).status(), v1::STORE_STATUS_STORED);
   EXPECT_EQ(response.outcomes(1).status(), v1::STORE_STATUS_REJECTED);
   EXPECT_EQ(response.outcomes(1).reason(), v1::REJECT_REASON_CHECKSUM);
+  EXPECT_EQ(response.outcomes(2).reason(), v1::REJECT_REASON_NO_PARENT);
   EXPECT_EQ(client_.Found(prompt), 1u);
   EXPECT_EQ(server_.manager().stats().checksum_failures, 1u);
-  session_.store()[kPart + 99'999] ^= std::byte{1};
-  ASSERT_TRUE(calls_.Store(request, &response).ok());
+  store.payloads[1][99'999] ^= 1;
+  ASSERT_TRUE(calls_.Send(store, &response).ok());
   ExpectStored(prompt, payloads);
 }
 
 TEST_F(StoreSharedTest, UnverifiedTakesWhatItFinds) {
   const v1::Prompt prompt = TokenPrompt(model_, 1, 2);
   const std::vector<std::string> payloads = Payloads(1, 2);
-  v1::StoreSharedRequest request = calls_.StoreOf(prompt, 0, payloads);
-  for (v1::SharedPayload& payload : *request.mutable_payloads()) payload.clear_checksum();
-  request.set_unverified(true);
-  calls_.StoreAll(request);
+  SharedCalls::Store store = calls_.StoreOf(prompt, 0, payloads);
+  store.checksums = {0, 0};
+  store.request.set_unverified(true);
+  calls_.StoreAll(store);
   ExpectStored(prompt, payloads);  // with the right checksums
 }
 
-TEST_F(StoreSharedTest, OffsetsAreWithinTheRegion) {
-  const v1::Prompt prompt = TokenPrompt(model_, 1, 1);
-  const std::vector<std::string> payloads = Payloads(1, 1);
-  v1::StoreSharedRequest request = calls_.StoreOf(prompt, 0, payloads, kRegion - kPart);
-  const auto at = [&](uint64_t offset) {
-    request.mutable_payloads(0)->set_offset(offset);
-    return Refused(request);
-  };
-  for (const uint64_t offset : {kRegion - kPart + 1, kRegion - 1, kRegion, kRegion + 1,
-                                UINT64_MAX - kPart + 1, UINT64_MAX, uint64_t{1} << 63}) {
-    ExpectError(at(offset), StatusCode::INVALID_ARGUMENT,
-                {"payloads[0].offset", absl::StrCat(offset), absl::StrCat(kRegion)});
+// The client says that more is there than the ring can have.
+TEST_F(StoreSharedTest, WhatIsFilledInIsWithinTheRing) {
+  const v1::Prompt prompt = TokenPrompt(model_, 1, 30);
+  const SharedCalls::Store store = calls_.StoreOf(prompt, 0, Payloads(1, 30));
+  constexpr uint32_t kLines = (kRegion - StoreRing::kRingOffset) / StoreRing::kLine;
+  for (const uint32_t filled : {kLines + 1, UINT32_MAX}) {
+    Counter(0).Set(filled);
+    ExpectError(Begin(store), StatusCode::INVALID_ARGUMENT,
+                {absl::StrCat(filled, " lines"), absl::StrCat(kLines)});
+    EXPECT_EQ(client_.Found(prompt), 0u);
+    EXPECT_EQ(server_.manager().stats().tiers[1].usage.used_bytes, 0u);
   }
-  EXPECT_EQ(client_.Found(prompt), 0u);
-  EXPECT_TRUE(at(kRegion - kPart).ok());  // the last that fits
-  ExpectStored(prompt, payloads);
+  calls_.StoreAll(store);
 }
 
-// The last of many is wrong: then none was taken.
-TEST_F(StoreSharedTest, AllOffsetsAreCheckedFirst) {
-  const v1::Prompt prompt = TokenPrompt(model_, 1, 5);
-  v1::StoreSharedRequest request = calls_.StoreOf(prompt, 0, Payloads(1, 5));
-  request.mutable_payloads(4)->set_offset(kRegion);
-  ExpectError(Refused(request), StatusCode::INVALID_ARGUMENT, {"payloads[4].offset"});
+// As one that was stopped in the middle.
+TEST_F(StoreSharedTest, AClientThatFillsNothingInIsGivenUp) {
+  const v1::Prompt prompt = TokenPrompt(model_, 1, 30);
+  const SharedCalls::Store store = calls_.StoreOf(prompt, 0, Payloads(1, 30));
+  StoreRingWriter ring(session_.store());
+  const std::atomic<bool> stop{false};
+  ring.Fill(ring.Room(kPart / 2, stop).size());
+  ring.Flush();
+  ExpectError(Begin(store), StatusCode::DEADLINE_EXCEEDED, {"has filled nothing in for 2 s"});
   EXPECT_EQ(client_.Found(prompt), 0u);
   EXPECT_EQ(server_.manager().stats().tiers[1].usage.used_bytes, 0u);
+  calls_.StoreAll(store);
 }
 
-TEST_F(StoreSharedTest, PartsLargerThanTheRegionAreRefused) {
-  const std::string model = client_.Register("large", {kRegion + 1});
-  v1::StoreSharedRequest request = calls_.StoreOf(TokenPrompt(model, 1, 1), 0, Payloads(1, 1));
-  request.mutable_payloads(0)->set_offset(0);
-  ExpectError(Refused(request), StatusCode::INVALID_ARGUMENT,
-              {"payloads[0].offset is 0", absl::StrCat(kRegion + 1)});
+TEST_F(StoreSharedTest, ARegionServesOneCallAtATime) {
+  const v1::Prompt prompt = TokenPrompt(model_, 1, 5);
+  const SharedCalls::Store store = calls_.StoreOf(prompt, 0, Payloads(1, 5));
+  StoreRingWriter ring(session_.store());
+  const std::atomic<bool> stop{false};
+  grpc::Status first;
+  ThreadPool caller(1);
+  caller.Run([&] { first = Begin(store); });
+  // The daemon takes the first part's bytes, and waits.
+  SharedCalls::Store begun = store;
+  begun.payloads.resize(1);
+  ASSERT_TRUE(SharedCalls::Fill(begun, &ring, stop));
+  while (Counter(StoreRing::kLine).Get() == 0) Counter(StoreRing::kLine).Await(0);
+  ExpectError(Begin(store), StatusCode::ABORTED, {"serves another call"});
+  begun.payloads.assign(store.payloads.begin() + 1, store.payloads.end());
+  begun.checksums.assign(store.checksums.begin() + 1, store.checksums.end());
+  ASSERT_TRUE(SharedCalls::Fill(begun, &ring, stop));
+  caller.WaitIdle();
+  EXPECT_TRUE(first.ok()) << first.error_message();
+  ExpectStored(prompt, store.payloads);
+}
+
+TEST_F(StoreSharedTest, AClientThatGoesLeavesNothing) {
+  const v1::Prompt prompt = TokenPrompt(model_, 1, 5);
+  const SharedCalls::Store store = calls_.StoreOf(prompt, 0, Payloads(1, 5));
+  StoreRingWriter ring(session_.store());
+  const std::atomic<bool> stop{false};
+  grpc::Status ended;
+  grpc::ClientContext context;
+  ThreadPool caller(1);
+  caller.Run([&] { ended = Begin(store, &context); });
+  ring.Fill(ring.Room(kPart / 2, stop).size());
+  ring.Flush();
+  while (Counter(StoreRing::kLine).Get() == 0) Counter(StoreRing::kLine).Await(0);
+  context.TryCancel();
+  caller.WaitIdle();
+  EXPECT_EQ(ended.error_code(), StatusCode::CANCELLED);
+  ASSERT_TRUE(server_.registry().WaitIdle(std::chrono::seconds(20)));
+  EXPECT_EQ(client_.Found(prompt), 0u);
+  EXPECT_EQ(server_.manager().stats().tiers[1].usage.used_bytes, 0u);
+  calls_.StoreAll(store);
+}
+
+// More than RAM holds: the leading ones are kept, and nobody waits for the rest.
+TEST_F(StoreSharedTest, EndsWhereNoRoomIs) {
+  const v1::Prompt prompt = TokenPrompt(model_, 1, 1000);
+  const SharedCalls::Store store = calls_.StoreOf(prompt, 0, Payloads(1, 1000));
+  v1::StoreResponse response;
+  const grpc::Status status = calls_.Send(store, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  const uint32_t found = client_.Found(prompt);
+  EXPECT_GT(found, 600u);
+  EXPECT_LT(found, 680u);
+  ASSERT_EQ(response.outcomes_size(), 1000);
+  for (int i = 0; i < 1000; ++i) {
+    const bool stored = static_cast<uint32_t>(i) < found;
+    EXPECT_EQ(response.outcomes(i).status(),
+              stored ? v1::STORE_STATUS_STORED : v1::STORE_STATUS_REJECTED);
+    if (stored) continue;
+    EXPECT_EQ(response.outcomes(i).reason(), v1::REJECT_REASON_NO_SPACE);
+  }
+  // The daemon took what was stored, and at most what was on its way.
+  EXPECT_LE(uint64_t{Counter(StoreRing::kLine).Get()} * StoreRing::kLine,
+            found * StoreRing::StreamBytes(kPart));
 }
 
 TEST_F(StoreSharedTest, Refusals) {
   const v1::Prompt prompt = TokenPrompt(model_, 1, 2);
-  const v1::StoreSharedRequest good = calls_.StoreOf(prompt, 0, Payloads(1, 2));
+  const SharedCalls::Store good = calls_.StoreOf(prompt, 0, Payloads(1, 2));
   const auto refused = [&](auto change) {
-    v1::StoreSharedRequest request = good;
-    change(&request);
-    return Refused(request);
+    SharedCalls::Store store = good;
+    change(&store.request);
+    return Send(store);
   };
   using Request = v1::StoreSharedRequest;
   ExpectError(refused([](Request* r) { r->set_session_id(std::string(16, 'x')); }),
@@ -192,14 +277,6 @@ TEST_F(StoreSharedTest, Refusals) {
               StatusCode::INVALID_ARGUMENT, {"session_id has 15 bytes"});
   ExpectError(refused([](Request* r) { r->clear_header(); }), StatusCode::INVALID_ARGUMENT,
               {"header"});
-  ExpectError(refused([](Request* r) { r->mutable_payloads()->RemoveLast(); }),
-              StatusCode::INVALID_ARGUMENT, {"payloads has 1", "block_count is 2"});
-  ExpectError(refused([](Request* r) { r->add_payloads(); }), StatusCode::INVALID_ARGUMENT,
-              {"payloads has 3", "block_count is 2"});
-  ExpectError(refused([](Request* r) {
-                for (int i = 0; i < 4095; ++i) r->add_payloads();
-              }),
-              StatusCode::INVALID_ARGUMENT, {"payloads has 4097", "4096"});
   ExpectError(refused([](Request* r) { r->mutable_header()->set_block_count(0); }),
               StatusCode::INVALID_ARGUMENT, {"block_count is 0"});
   ExpectError(refused([](Request* r) { r->mutable_header()->set_first_block(UINT32_MAX); }),
@@ -216,8 +293,8 @@ TEST_F(StoreSharedTest, Refusals) {
 
 TEST_F(StoreSharedTest, ASessionThatHasEndedIsNotFound) {
   RawSharedClient other = RawSharedClient::Joined(server_.shared_memory()->socket_path());
-  const v1::StoreSharedRequest mine = calls_.StoreOf(TokenPrompt(model_, 1, 1), 0, Payloads(1, 1));
-  v1::StoreSharedRequest theirs = mine;
+  const SharedCalls::Store mine = calls_.StoreOf(TokenPrompt(model_, 1, 1), 0, Payloads(1, 1));
+  SharedCalls::Store theirs = mine;
   {
     SharedCalls calls(&client_, &other);
     theirs = calls.StoreOf(TokenPrompt(model_, 2, 1), 0, Payloads(2, 1));
@@ -227,7 +304,7 @@ TEST_F(StoreSharedTest, ASessionThatHasEndedIsNotFound) {
   // The daemon sees the end a moment later; until then the replay is a no-op.
   grpc::Status status;
   do {
-    status = Refused(theirs);
+    status = Send(theirs);
   } while (status.ok());
   ExpectError(status, StatusCode::NOT_FOUND, {"session_id"});
   calls_.StoreAll(mine);
@@ -239,7 +316,7 @@ TEST_F(StoreSharedTest, NothingFitsIsToldWithTheFirstBlock) {
   for (uint32_t i = 0; i < 36; ++i) {
     const v1::Prompt prompt = TokenPrompt(model_, 100 + i, 20);
     v1::StoreResponse response;
-    const grpc::Status status = calls_.Store(calls_.StoreOf(prompt, 0, Payloads(i, 20)), &response);
+    const grpc::Status status = calls_.Send(calls_.StoreOf(prompt, 0, Payloads(i, 20)), &response);
     if (!status.ok()) {
       ExpectError(status, StatusCode::RESOURCE_EXHAUSTED, {"not one block fits"});
       EXPECT_GT(i, 30u);
@@ -257,17 +334,17 @@ class StoreSharedSsdTest : public StoreSharedTest {
 
 TEST_F(StoreSharedSsdTest, DurableIsOnSsdWhenItIsAcknowledged) {
   const v1::Prompt prompt = TokenPrompt(model_, 1, 5);
-  v1::StoreSharedRequest request = calls_.StoreOf(prompt, 0, Payloads(1, 5));
-  calls_.StoreAll(request);
+  SharedCalls::Store store = calls_.StoreOf(prompt, 0, Payloads(1, 5));
+  calls_.StoreAll(store);
   EXPECT_EQ(server_.ssd()->usage().used_bytes, 0u);
-  request = calls_.StoreOf(TokenPrompt(model_, 1, 6), 5, Payloads(9, 1));
-  request.mutable_header()->set_durability(v1::DURABILITY_DURABLE);
-  calls_.StoreAll(request);
+  store = calls_.StoreOf(TokenPrompt(model_, 1, 6), 5, Payloads(9, 1));
+  store.request.mutable_header()->set_durability(v1::DURABILITY_DURABLE);
+  calls_.StoreAll(store);
   EXPECT_EQ(server_.ssd()->usage().used_bytes, 6 * kPart);
   server_.ssd()->SetWritable(absl::UnavailableError("full"));
-  request = calls_.StoreOf(TokenPrompt(model_, 2, 1), 0, Payloads(10, 1));
-  request.mutable_header()->set_durability(v1::DURABILITY_DURABLE);
-  ExpectError(Refused(request), StatusCode::RESOURCE_EXHAUSTED, {"held in RAM, but not durable"});
+  store = calls_.StoreOf(TokenPrompt(model_, 2, 1), 0, Payloads(10, 1));
+  store.request.mutable_header()->set_durability(v1::DURABILITY_DURABLE);
+  ExpectError(Send(store), StatusCode::RESOURCE_EXHAUSTED, {"held in RAM, but not durable"});
   ExpectStored(TokenPrompt(model_, 2, 1), Payloads(10, 1));
 }
 

@@ -67,11 +67,6 @@ TEST(WireSharedTest, ReadsStoreSharedRequests) {
       sent.mutable_header()->mutable_prompt()->set_model_id(std::string(16, 'm'));
       sent.mutable_header()->mutable_prompt()->add_tokens(numbers.Next32());
     }
-    for (int k = 0; k < i % 9; ++k) {
-      v1::SharedPayload* payload = sent.add_payloads();
-      payload->set_offset(numbers.Next());
-      payload->set_checksum(numbers.Next());
-    }
     sent.set_unverified(i % 2 == 0);
     const std::string bytes = sent.SerializeAsString();
     const std::vector<std::string_view> slices = ByteByByte(bytes);
@@ -84,11 +79,6 @@ TEST(WireSharedTest, ReadsStoreSharedRequests) {
     EXPECT_EQ(read.header.prompt.token_count,
               static_cast<uint64_t>(sent.header().prompt().tokens_size()));
     EXPECT_EQ(read.unverified, sent.unverified());
-    ASSERT_EQ(read.payloads.size(), static_cast<size_t>(sent.payloads_size()));
-    for (int k = 0; k < sent.payloads_size(); ++k) {
-      EXPECT_EQ(read.payloads[k].offset, sent.payloads(k).offset());
-      EXPECT_EQ(read.payloads[k].checksum, sent.payloads(k).checksum());
-    }
   }
 }
 
@@ -114,21 +104,15 @@ TEST(WireSharedTest, GeneratedCodeReadsFetchSharedResponses) {
 }
 
 TEST(WireSharedTest, LimitsNameFieldValueAndLimit) {
-  const wire::Limits limits{.pieces = 2};
   v1::StoreSharedRequest request;
-  request.add_payloads();
-  request.add_payloads();
+  request.set_session_id(std::string(16, 's'));
   const auto decode = [&] {
     const std::string bytes = request.SerializeAsString();
     const std::string_view view = bytes;
     wire::StoreSharedRequest out;
-    return wire::DecodeStoreSharedRequest({&view, 1}, limits, &out);
+    return wire::DecodeStoreSharedRequest({&view, 1}, kLimits, &out);
   };
   EXPECT_TRUE(decode().ok());
-  request.add_payloads();
-  EXPECT_THAT(std::string(decode().message()),
-              testing::HasSubstr("payloads has 3 elements, the limit is 2"));
-  request.clear_payloads();
   request.set_session_id("short");
   EXPECT_THAT(std::string(decode().message()), testing::HasSubstr("session_id has 5 bytes"));
 }
