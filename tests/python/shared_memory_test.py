@@ -19,7 +19,10 @@ import unittest.mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from package import DaemonCase, both, daemon, kvtier, opaque_spec, payloads_of, poisoned, tokens_of
 
-from kvtier import leases, shared_session, shared_transfer  # noqa: E402
+import grpc  # noqa: E402
+import grpc_proxy  # noqa: E402
+
+from kvtier import leases, shared_session, shared_transfer, store_ring  # noqa: E402
 from kvtier.v1 import kvtier_pb2 as pb  # noqa: E402
 
 PATIENCE_SECONDS = 30
@@ -143,6 +146,7 @@ class TransferCases(SharedCase):
             self.fetched(found.lease, 1, self.SIZE)
 
     def test_larger_than_the_store_region(self):
+        """It streams through."""
         model = self.client.register_model(opaque_spec("large", 17 * MIB))
         prompt = kvtier.Prompt(model.id, tokens_of(7, 1))
         data = payloads_of(1, 1, 17 * MIB)
@@ -182,6 +186,70 @@ class TransferCases(SharedCase):
             self.assertEqual((done[seed].held, done[seed].shared), (blocks, blocks))
             with self.client.lookup(self.prompt(seed, blocks), lease=30.0) as found:
                 self.assertEqual(self.fetched(found.lease, blocks, self.SIZE)[1], self.payloads(seed, blocks))
+
+    def test_many_small_ones_round_the_ring(self):
+        """More lines than the ring has, of parts that end in the middle of one."""
+        size, blocks = 10_001, 1500
+        model = self.client.register_model(opaque_spec("small", size))
+        prompt, data = kvtier.Prompt(model.id, tokens_of(3, blocks)), payloads_of(3, blocks, size)
+        report = self.client.store_from(prompt, data)
+        self.assertEqual((report.held, report.shared), (blocks, blocks), report.failure)
+        with self.client.lookup(prompt, lease=30.0) as found:
+            report, got = self.fetched(found.lease, blocks, size)
+        self.assertEqual((report.shared, got), (blocks, data))
+
+    def test_bytes_that_went_wrong_on_the_way_are_refused(self):
+        """By the checksum of what was meant; without it they would be stored."""
+        real = shared_transfer.SharedFiller._copy
+
+        def slip(filler, at, view):
+            real(filler, at, view)
+            if view[0] == data[2][0] and bytes(view) == data[2][:view.nbytes]:
+                filler._region.view[at + 5] ^= 1
+
+        for verify in (True, False):
+            client = self.connect(verify_shared=verify)
+            client.register_model(opaque_spec(part_bytes=self.SIZE))
+            data = self.payloads(60 + verify)
+            with unittest.mock.patch.object(shared_transfer.SharedFiller, "_copy", slip):
+                report = client.store_from(self.prompt(60 + verify), data)
+            self.assertEqual(report.failure, None)
+            refusals = [one.refusal for one in report.outcomes]
+            self.assertEqual(report.held, 2 if verify else self.BLOCKS, refusals)
+            self.assertEqual(refusals[2], kvtier.StoreRefusal.CHECKSUM if verify else kvtier.StoreRefusal.NONE)
+
+    def test_elsewhere_than_on_x86_stores_go_over_grpc(self):
+        for machine, shared in (("aarch64", 0), ("x86_64", self.BLOCKS)):
+            with unittest.mock.patch("platform.machine", lambda: machine):
+                prompt = self.prompt(70 + shared)
+                report = self.client.store_from(prompt, self.payloads(70 + shared))
+            self.assertEqual((report.held, report.shared), (self.BLOCKS, shared))
+            self.assertEqual(self.hit(70 + shared).shared, self.BLOCKS)
+
+    def test_what_the_call_did_not_do_is_done_over_grpc(self):
+        """And is not accounted for twice: the daemon does not know the session, or it has another call; and a
+        call that broke is not made again, as its stream is gone."""
+        client = self.connect()
+        client.register_model(opaque_spec(part_bytes=self.SIZE))
+        inner = client if self.CLIENT == "sync" else client.inner
+        inner._protocol.shared_memory.session.id = b"x" * 16
+        report = client.store_from(self.prompt(1), self.payloads(1))
+        self.assertEqual((report.held, report.sent, report.shared), (self.BLOCKS, self.BLOCKS, 0), report.failure)
+        self.assertEqual(client.counters().shared_stored_blocks, 0)
+        client.close()
+        for status in (grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE):
+            proxy = self.enterContext(grpc_proxy.GrpcProxy(self.daemon.address, shared_memory=True))
+            client = self.connect(proxy.address)
+            client.register_model(opaque_spec(part_bytes=self.SIZE))
+            for number, shared in ((2, 0), (3, self.BLOCKS)):
+                seed = number * 10 + status.value[0]
+                if not shared:
+                    proxy.inject(grpc_proxy.Fault("StoreShared", refuse=status, times=1))
+                report = client.store_from(self.prompt(seed), self.payloads(seed))
+                self.assertEqual((report.held, report.shared), (self.BLOCKS, shared), report.failure)
+                self.assertEqual(self.hit(seed).shared, self.BLOCKS)
+            self.assertEqual(proxy.calls("StoreShared"), 2)
+            client.close()
 
     def test_a_full_pool(self):
         """What is leased cannot be evicted: what fits is held, the rest is refused, as over gRPC."""
@@ -421,6 +489,37 @@ class LeaseEndCases(SharedCase):
 
 @both
 class LifeCases(SharedCase):
+    def test_a_daemon_that_dies_in_the_middle_of_a_store(self):
+        """Whoever fills stops, though nobody takes any more; the next daemon shares again."""
+        client = self.client = self.connect(breaker=NO_BREAK, transfer_deadline=2 * PATIENCE_SECONDS)
+        client.register_model(opaque_spec(part_bytes=self.SIZE))
+        real, copies = shared_transfer.SharedFiller._copy, []
+
+        def die(filler, at, view):
+            copies.append(1)
+            if len(copies) == 30:
+                self.daemon.kill()
+            real(filler, at, view)
+
+        began = time.monotonic()
+        with unittest.mock.patch.object(shared_transfer.SharedFiller, "_copy", die):
+            report = client.store_from(self.prompt(1, 32), self.payloads(1, 32), first_missing=0)
+        self.assertLess(time.monotonic() - began, PATIENCE_SECONDS)
+        self.assertGreaterEqual(len(copies), 30)
+        self.assertLess(len(copies), 128)  # it did not go round a ring that nobody empties
+        self.assertEqual((report.held, report.shared), (0, 0))
+        self.assertIsInstance(report.failure, kvtier.Unavailable)
+        self.daemon = self.start()
+
+        def shares():
+            stored = client.store_from(self.prompt(2), self.payloads(2), first_missing=0)
+            with client.lookup(self.prompt(2), lease=30.0) as found:
+                report, got = self.fetched(found.lease, self.BLOCKS, self.SIZE)
+            self.assertTrue(report.leading < self.BLOCKS or got == self.payloads(2))
+            return (stored.shared, report.shared) == (self.BLOCKS, self.BLOCKS)
+
+        until(shares, "a store and a fetch through shared memory")
+
     def test_a_daemon_that_comes_back_shares_again(self):
         self.stored(1)
         client = self.client = self.connect(breaker=NO_BREAK)
@@ -699,6 +798,105 @@ class SessionTest(unittest.TestCase):
         self.assertTrue(session.take_store_region())
 
 
+class RingTest(unittest.TestCase):
+    """The client's side of the store region against a daemon's in Python."""
+
+    def setUp(self):
+        if sys.version_info < (3, 11):
+            self.enterContext = types.MethodType(DaemonCase.enterContext, self)
+
+    def region(self, lines):
+        fd = os.memfd_create("test")
+        self.addCleanup(os.close, fd)
+        size = 4096 + lines * 64
+        os.ftruncate(fd, size)
+        return shared_session.Mapping(fd, size, writable=True)
+
+    def ring(self, region, seconds=PATIENCE_SECONDS):
+        return store_ring.StoreRing(region, time.monotonic() + seconds)
+
+    def take(self, region, sizes, out):
+        """What kvtierd does, at its leisure: spans of these sizes, each from a line on."""
+        counters = region.view[:4096].cast("I")
+        lines = (region.size - 4096) // 64
+        line = 0
+        for size in sizes:
+            got = bytearray()
+            while len(got) < size:
+                until(lambda: counters[0] != line & 0xFFFFFFFF, "the client fills")
+                at = 4096 + line % lines * 64
+                got += region.view[at:at + min(64, size - len(got))]
+                line += 1
+                counters[16] = line & 0xFFFFFFFF
+            out.append(bytes(got))
+
+    def test_spans_of_any_size_round_rings_of_any_size(self):
+        print("seed", SEED)
+        rng = random.Random(SEED)
+        for lines in (1, 2, 7, 64):
+            region = self.region(lines)
+            spans = [rng.randbytes(rng.randint(1, 1000)) for _ in range(60)]
+            taken = []
+            thread = threading.Thread(target=self.take, args=(region, [len(one) for one in spans], taken))
+            ring = self.ring(region)
+            thread.start()
+            for span in spans:
+                while span:
+                    at, size = ring.room(len(span))
+                    self.assertGreater(size, 0)
+                    region.view[at:at + size] = span[:size]
+                    ring.fill(size)
+                    span = span[size:]
+            ring.flush()
+            thread.join()
+            self.assertEqual(taken, spans)
+
+    def test_the_counters_go_round(self):
+        region = self.region(4)
+        ring = self.ring(region)
+        counters = region.view[:4096].cast("I")
+        ring._next = ring._told = (1 << 32) - 2
+        counters[0] = counters[16] = (1 << 32) - 2
+        at, size = ring.room(1 << 20)
+        self.assertEqual((at, size), (4096 + 2 * 64, 128))  # up to the ring's end
+        ring.fill(size)
+        ring.flush()
+        self.assertEqual(counters[0], 0)
+        self.assertEqual(ring.room(1 << 20), (4096, 128))
+        ring.fill(128)
+        ring.flush()
+        self.assertEqual(counters[0], 2)
+        counters[16] = 1
+        self.assertEqual(ring.room(64), (4096 + 2 * 64, 64))
+
+    def test_a_full_ring_is_waited_for_until_it_is_stopped_or_time_is_up(self):
+        region = self.region(2)
+        ring = self.ring(region, 0)
+        self.assertEqual(ring.room(128), (4096, 128))
+        ring.fill(128)
+        self.assertEqual(region.view[0], 0)  # not yet a piece
+        self.assertEqual(ring.room(1), (0, 0))
+        ring = self.ring(region)
+        ring.fill(128)
+        rooms = []
+        waiter = threading.Thread(target=lambda: rooms.append(ring.room(1)))
+        waiter.start()
+        until(lambda: region.view[0] == 2, "the other side is told before the wait")
+        ring.stop()
+        waiter.join(PATIENCE_SECONDS)
+        self.assertEqual(rooms, [(0, 0)])
+        region.view[64] = 1
+        self.assertEqual(ring.room(1), (0, 0))  # for good
+        ring = self.ring(region)
+        ring.fill(128)
+        region.view[64] = 1
+        self.assertEqual(ring.room(1), (4096, 1))
+
+    def test_regions_without_a_ring(self):
+        self.assertTrue(store_ring.usable(self.region(1)))
+        self.assertFalse(store_ring.usable(types.SimpleNamespace(size=4096)))
+
+
 class ReplyTest(unittest.TestCase):
     """What a FetchShared says, taken apart."""
 
@@ -801,6 +999,36 @@ class CancelledTest(SharedCase, unittest.TestCase):
 
     CLIENT = "async"
 
+    def test_a_store_that_is_cancelled_ends_its_session(self):
+        """Where the daemon may still read. The event loop runs while a thread fills."""
+        arrived, go_on, copies = threading.Event(), threading.Event(), []
+        real = shared_transfer.SharedFiller._copy
+
+        def copy(filler, at, view):
+            copies.append(1)
+            if len(copies) == 3:
+                arrived.set()
+                go_on.wait(PATIENCE_SECONDS)
+            real(filler, at, view)
+
+        async def cancelled():
+            task = asyncio.create_task(self.client.inner.store_from(self.prompt(1), self.payloads(1)))
+            await asyncio.get_running_loop().run_in_executor(None, arrived.wait, PATIENCE_SECONDS)
+            task.cancel()
+            asyncio.get_running_loop().call_later(0.05, go_on.set)
+            with self.assertRaises(asyncio.CancelledError):
+                await task
+            self.assertTrue(go_on.is_set())  # the thread has ended before the task
+
+        session = self.client.inner._protocol.shared_memory.session
+        with unittest.mock.patch.object(shared_transfer.SharedFiller, "_copy", copy):
+            self.client._loop.run(cancelled())
+        self.assertEqual(len(copies), 3)
+        self.assertTrue(session.ended)
+        self.assertFalse(session._storing)
+        self.stored(1)
+        self.assertEqual(self.hit(1).shared, self.BLOCKS)
+
     def test_the_callers_memory_is_left_alone(self):
         self.stored(1)
         arrived, go_on, pieces = threading.Event(), threading.Event(), []
@@ -808,7 +1036,7 @@ class CancelledTest(SharedCase, unittest.TestCase):
 
         def copy_piece(reader, *arguments):
             pieces.append(1)
-            if len(pieces) == 3:
+            if len(pieces) >= 3:  # whoever copies
                 arrived.set()
                 go_on.wait(PATIENCE_SECONDS)
             real(reader, *arguments)

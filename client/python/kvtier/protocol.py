@@ -537,12 +537,17 @@ class Protocol:
     ) -> Operation[FetchReport | None]:
         """None: over gRPC instead."""
         reader = SharedReader(task.blocks, watch, self.options.verify_shared)
-        reply = SharedReply(session, task.first_block, len(task.blocks), reader.read)
+        reply = SharedReply(session, task.first_block, len(task.blocks), reader.add)
         last = task.first_block + len(task.blocks)
         request = fetch_shared_request(
             session, task.lease_id, task.first_block, last, task.part, task.allow_gaps
         )
-        attempt = Attempt("FetchShared", 0, request, on_message=reply.add, stop=reader.stop)
+
+        def take(message: bytes) -> None:
+            reply.add(message)
+            reader.read_all()
+
+        attempt = Attempt("FetchShared", 0, request, on_message=take, stop=reader.stop)
         try:
             yield from self._call(lambda: attempt, task.end)
         except Error as error:

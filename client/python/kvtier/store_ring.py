@@ -30,12 +30,13 @@ class _Timespec(ctypes.Structure):
 
 
 _NAP = _Timespec(0, 20_000_000)
-_ARGUMENTS = [ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p]
 # One that lets go of the interpreter's lock, and one that does not: a wake takes less than to get it back.
 _sleep = ctypes.CDLL(None).syscall
 _wake = ctypes.PyDLL(None).syscall
 for _call in (_sleep, _wake):
-    _call.restype, _call.argtypes = ctypes.c_long, [*_ARGUMENTS, ctypes.c_uint]
+    _call.restype = ctypes.c_long
+    _call.argtypes = [ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]  # number, word, operation, value
+    _call.argtypes += [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]  # time limit; the others are not used
 
 
 def usable(region: Mapping) -> bool:
