@@ -1,6 +1,7 @@
 """Shared memory in the Python clients: hits, misses, fallbacks, leases that end, faults, what is left behind."""
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import pathlib
@@ -236,6 +237,7 @@ class TransferCases(SharedCase):
         report = client.store_from(self.prompt(1), self.payloads(1))
         self.assertEqual((report.held, report.sent, report.shared), (self.BLOCKS, self.BLOCKS, 0), report.failure)
         self.assertEqual(client.counters().shared_stored_blocks, 0)
+        self.assertIsNotNone(inner._protocol.shared_memory.session)
         client.close()
         for status in (grpc.StatusCode.ABORTED, grpc.StatusCode.UNAVAILABLE):
             proxy = self.enterContext(grpc_proxy.GrpcProxy(self.daemon.address, shared_memory=True))
@@ -247,6 +249,9 @@ class TransferCases(SharedCase):
                     proxy.inject(grpc_proxy.Fault("StoreShared", refuse=status, times=1))
                 report = client.store_from(self.prompt(seed), self.payloads(seed))
                 self.assertEqual((report.held, report.shared), (self.BLOCKS, shared), report.failure)
+                inner = client if self.CLIENT == "sync" else client.inner
+                # Lost with a call that may still read, until the next one needs it.
+                self.assertEqual(inner._protocol.shared_memory.session is not None, shared > 0)
                 self.assertEqual(self.hit(seed).shared, self.BLOCKS)
             self.assertEqual(proxy.calls("StoreShared"), 2)
             client.close()
@@ -282,6 +287,38 @@ class TransferCases(SharedCase):
                 report, _ = self.fetched(found.lease, self.BLOCKS, self.SIZE)
         self.assertEqual([i for i, ok in enumerate(report.ok) if not ok], [3])
         self.assertEqual((report.leading, self.client.counters().checksum_failures), (3, 1))
+
+    def test_many_bytes_are_copied_by_two_threads(self):
+        """Both at the same time; one alone where no other is to be had; a failure of the second is the fetch's."""
+        self.stored(1)
+        real, copiers, both_copy = shared_transfer.SharedReader._copy, set(), threading.Barrier(2)
+
+        def copy(reader, part, block):
+            name = threading.current_thread().name
+            if name not in copiers:
+                copiers.add(name)
+                both_copy.wait(PATIENCE_SECONDS)
+            if planted and name == "kvtier-copy":
+                raise shared_transfer.Stopped("planted")
+            return real(reader, part, block)
+
+        for planted in (False, True):
+            copiers.clear()
+            with unittest.mock.patch.object(shared_transfer.SharedReader, "_copy", copy), \
+                    self.client.lookup(self.prompt(1), lease=30.0) as found:
+                report, got = self.fetched(found.lease, self.BLOCKS, self.SIZE)
+            self.assertEqual(len(copiers), 2)
+            self.assertEqual(report.ok, [not planted] * self.BLOCKS)
+            self.assertEqual(report.failure is not None, planted)
+        start = threading.Thread.start
+
+        def refuse(thread):
+            if thread.name == "kvtier-copy":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with unittest.mock.patch.object(threading.Thread, "start", refuse):
+            self.assertEqual(self.hit(1).shared, self.BLOCKS)
 
     def test_a_client_may_turn_verification_off(self):
         client = self.connect(verify_shared=False)
@@ -823,12 +860,20 @@ class RingTest(unittest.TestCase):
         for size in sizes:
             got = bytearray()
             while len(got) < size:
-                until(lambda: counters[0] != line & 0xFFFFFFFF, "the client fills")
+                until(lambda: self.filled(region, counters, line), "the client fills")
                 at = 4096 + line % lines * 64
                 got += region.view[at:at + min(64, size - len(got))]
                 line += 1
-                counters[16] = line & 0xFFFFFFFF
+                counters[16] = line
+                store_ring._wake(store_ring._SYS_FUTEX, region.address + 64, store_ring._FUTEX_WAKE, 1, None, None, 0)
             out.append(bytes(got))
+
+    @staticmethod
+    def filled(region, counters, line):
+        """Beyond this line; sleeps a little if it is not."""
+        nap = ctypes.addressof(store_ring._NAP)
+        store_ring._sleep(store_ring._SYS_FUTEX, region.address, store_ring._FUTEX_WAIT, line, nap, None, 0)
+        return counters[0] != line
 
     def test_spans_of_any_size_round_rings_of_any_size(self):
         print("seed", SEED)
