@@ -2,8 +2,9 @@
 //
 //   kvtier_peer_arm SYSTEM ADDRESS CLIENT
 //
-// SYSTEM is kvtier, redis, redis-each, redis-xxh3, grpc or raw. CLIENT is this client's number,
-// from 0. Each line on stdin is a command, each line on stdout the JSON document that answers it:
+// SYSTEM is kvtier, kvtier-shared, redis, redis-each, redis-xxh3, grpc or raw. CLIENT is this
+// client's number, from 0. Each line on stdin is a command, each line on stdout the JSON document
+// that answers it:
 //
 //   prepare BLOCK_BYTES BATCH     {"model": what the server calls this size, or ""}
 //   put SERIAL BATCHES            {"start", "end"}: seconds of the monotonic clock
@@ -199,14 +200,16 @@ class Measurer {
 
 absl::StatusOr<std::unique_ptr<BlockArm>> MakeArm(const std::string& system,
                                                   const std::string& address) {
-  if (system == "kvtier") return MakeKvtierArm(address);
+  if (system == "kvtier") return MakeKvtierArm(address, /*shared=*/false);
+  if (system == "kvtier-shared") return MakeKvtierArm(address, /*shared=*/true);
   if (system == "redis") return MakeRedisArm(address, RedisMode::kPlain);
   if (system == "redis-each") return MakeRedisArm(address, RedisMode::kEach);
   if (system == "redis-xxh3") return MakeRedisArm(address, RedisMode::kXxh3);
   if (system == "grpc") return MakeGrpcArm(address);
   if (system == "raw") return MakeRawArm(address);
-  return absl::InvalidArgumentError(absl::StrCat(
-      "SYSTEM: '", system, "' is not kvtier, redis, redis-each, redis-xxh3, grpc or raw"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("SYSTEM: '", system,
+                   "' is not kvtier, kvtier-shared, redis, redis-each, redis-xxh3, grpc or raw"));
 }
 
 void Answer(const Json& document) { std::cout << document.dump() << std::endl; }

@@ -56,8 +56,10 @@ class BlockArm {
   virtual absl::StatusOr<uint32_t> Lookup() = 0;
 };
 
-// `address` is "unix:PATH" or "HOST:PORT" for all.
-absl::StatusOr<std::unique_ptr<BlockArm>> MakeKvtierArm(const std::string& address);
+// `address` is "unix:PATH" or "HOST:PORT" for all. `shared`: payload through shared memory, and a
+// Get is what an engine does, a Lookup that takes a lease and a Fetch by it; otherwise all over
+// gRPC.
+absl::StatusOr<std::unique_ptr<BlockArm>> MakeKvtierArm(const std::string& address, bool shared);
 // Redis as a store of blocks. Nothing checks the bytes, but with kXxh3 the client, which hashes
 // each block before SET and after GET as kvtier's client and daemon do. Lookups are one EXISTS with
 // all keys, whose answer is a count; with kEach one EXISTS for each, sent together.

@@ -1,4 +1,6 @@
 // kvtierd through its C++ client: every fetched block is verified by checksum, every hit by tokens.
+#include <chrono>
+
 #include "absl/strings/str_cat.h"
 #include "bench/peers/block_arm.h"
 #include "kvtier/client.h"
@@ -8,6 +10,7 @@ namespace {
 
 constexpr uint32_t kBlockTokens = 16;
 constexpr uint64_t kChainBytes = 256;
+constexpr Duration kLease = std::chrono::seconds(60);
 
 ModelSpec SpecOf(uint64_t block_bytes) {
   ModelSpec spec;
@@ -27,12 +30,16 @@ std::vector<uint32_t> ChainTokens(uint32_t blocks) {
 
 class KvtierArm final : public BlockArm {
  public:
-  explicit KvtierArm(std::unique_ptr<Client> client) : client_(std::move(client)) {}
+  KvtierArm(std::unique_ptr<Client> client, bool shared)
+      : client_(std::move(client)), shared_(shared) {}
 
   absl::StatusOr<std::string> Prepare(uint64_t block_bytes) override {
     KVTIER_ASSIGN_OR_RETURN(const RegisteredModel model,
                             client_->RegisterModel(SpecOf(block_bytes)));
     transfer_.model = model.id;
+    if (client_->has_shared_memory() != shared_) {
+      return absl::InternalError(shared_ ? "no shared memory" : "shared memory, unasked");
+    }
     return model.id.ToHex();
   }
 
@@ -53,8 +60,7 @@ class KvtierArm final : public BlockArm {
   absl::Status Get(const BatchName& name, Buffers buffers) override {
     NamePrompt(name, buffers.size());
     const auto blocks = static_cast<uint32_t>(buffers.size());
-    KVTIER_ASSIGN_OR_RETURN(const FetchReport report,
-                            client_->Fetch(transfer_, {.last_block = blocks}, buffers));
+    KVTIER_ASSIGN_OR_RETURN(const FetchReport report, Fetch(blocks, buffers));
     if (report.leading == blocks) return absl::OkStatus();
     return absl::InternalError(absl::StrCat("block ", report.leading, " was missed"));
   }
@@ -91,6 +97,12 @@ class KvtierArm final : public BlockArm {
   }
 
  private:
+  absl::StatusOr<FetchReport> Fetch(uint32_t blocks, Buffers buffers) {
+    if (!shared_) return client_->Fetch(transfer_, {.last_block = blocks}, buffers);
+    KVTIER_ASSIGN_OR_RETURN(PrefixMatch match, client_->Lookup(transfer_, {.lease = kLease}));
+    return client_->Fetch(match.lease, {.last_block = match.blocks}, buffers.first(match.blocks));
+  }
+
   void NamePrompt(const BatchName& name, size_t blocks) {
     tokens_.assign(blocks * kBlockTokens, 0);
     tokens_[0] = name.serial;
@@ -100,6 +112,7 @@ class KvtierArm final : public BlockArm {
   }
 
   const std::unique_ptr<Client> client_;
+  const bool shared_;
   Prompt transfer_;
   Prompt chain_;
   std::vector<uint32_t> tokens_;
@@ -108,13 +121,14 @@ class KvtierArm final : public BlockArm {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BlockArm>> MakeKvtierArm(const std::string& address) {
+absl::StatusOr<std::unique_ptr<BlockArm>> MakeKvtierArm(const std::string& address, bool shared) {
   ClientOptions options;
   options.address = address;
+  options.shared_memory = shared;
   // What takes longer than an engine would wait is still a figure.
   options.lookup_deadline = std::chrono::seconds(10);
   KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<Client> client, Client::Connect(options));
-  return std::make_unique<KvtierArm>(std::move(client));
+  return std::make_unique<KvtierArm>(std::move(client), shared);
 }
 
 }  // namespace kvtier::bench

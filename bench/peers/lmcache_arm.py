@@ -1,7 +1,7 @@
 """lmcache_arm.py ADDRESS CLIENT: a client of LMCache's server, with shared memory, as one engine of one rank.
 
-A block is one of LMCache's chunks of 256 tokens; the shape of the keys and values makes it 64 KiB, 512 KiB or
-2 MiB. Lookups ask for 16 tokens a block like everybody's, so 16 blocks are one chunk. Payload lies in paged
+A block is one of LMCache's chunks of 256 tokens; the shape of the keys and values makes it 16 KiB to 2 MiB.
+Lookups ask for 16 tokens a block like everybody's, so 16 blocks are one chunk. Payload lies in paged
 tensors, which is what LMCache moves: stores read the first half of the pages, retrieves fill the second.
 """
 import dataclasses
@@ -23,7 +23,7 @@ PAGES = CHUNK_TOKENS // PAGE_TOKENS  # of a chunk
 LOOKUP_BLOCK_TOKENS = 16
 LAYERS = 2
 # heads and their size: keys and values of 2 layers in float16 give a chunk of that many bytes
-SHAPES = {64 << 10: (1, 32), 512 << 10: (2, 128), 2 << 20: (8, 128)}
+SHAPES = {16 << 10: (1, 8), 64 << 10: (1, 32), 512 << 10: (2, 128), 2 << 20: (8, 128)}
 CHAIN_BYTES = 64 << 10
 
 

@@ -206,6 +206,9 @@ class Kvtier(System):
         for transport, address in zip(("unix", "tcp"), ready["listen"].split(",")):
             self.arms.append(Arm(f"kvtier_{transport}", self, transport, self.where.client("kvtier", address),
                                  self.VERIFIED))
+            if transport == "unix":
+                self.arms.append(Arm("kvtier_shared", self, "memory", self.where.client("kvtier-shared", address),
+                                     self.VERIFIED))
 
     def forget(self, model):
         subprocess.run([self.where.bin / "kvtier", "reset", "--model", model],
