@@ -31,15 +31,18 @@ class StoreWriter {
   // or none, when what was received is taken as it is.
   void EndBlock(uint32_t block, bool wanted, uint64_t received, std::optional<uint64_t> sent);
 
-  // When durable(). RESOURCE_EXHAUSTED when the SSD takes nothing: the blocks stay in RAM. Blocks.
+  // When durable(). RESOURCE_EXHAUSTED when the SSD takes nothing, or the registered models cannot
+  // be saved: the blocks stay in RAM. Blocks.
   absl::Status MakeDurable(TimePoint deadline);
   // The StoreResponse; blocks that were not ended are NOT_SENT from now on.
   grpc::ByteBuffer Reply();
 
  private:
-  StoreWriter(std::unique_ptr<StoreSession> session, bool durable)
-      : session_(std::move(session)), durable_(durable) {}
+  StoreWriter(ServiceCore* core, std::unique_ptr<StoreSession> session, bool durable)
+      : core_(core), session_(std::move(session)), durable_(durable) {}
+  absl::Status WriteDurably(TimePoint deadline);
 
+  ServiceCore* const core_;
   const std::unique_ptr<StoreSession> session_;
   const bool durable_;
   uint32_t mismatches_ = 0;
