@@ -342,6 +342,25 @@ TEST_F(SsdFaultsTest, AFullDiskAtTheStartBringsNothingForgottenBack) {
   EXPECT_EQ(Tags(), (std::vector<uint64_t>{4, 5, 6}));
 }
 
+TEST_F(SsdFaultsTest, AStoreThatIsOpenToReadOnlyChangesNothing) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_EQ(Write(), absl::OkStatus());
+  const std::vector<uint64_t> written = Tags();
+  Close();
+  auto store = RocksdbStore::OpenReadOnly({options_.directory, /*direct_io=*/false, fs_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  const std::vector<StoreFile> files = (*store)->Files();
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_TRUE((*store)->stopped());
+  const uint64_t created = fs_->calls(FileCall::kCreate);
+  const RocksdbStore::KeyRange all{files[0].smallest_key, files[0].largest_key + "x"};
+  EXPECT_FALSE((*store)->DeleteFiles({&all, 1}).ok());
+  EXPECT_EQ(fs_->calls(FileCall::kCreate), created);
+  store->reset();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(CountMissing(written), 0u);
+}
+
 TEST_F(SsdFaultsTest, AnyOtherErrorKeepsTheTierFromStarting) {
   ASSERT_EQ(Open(), absl::OkStatus());
   ASSERT_EQ(Write(), absl::OkStatus());
