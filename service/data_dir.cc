@@ -29,7 +29,10 @@ constexpr size_t kChecksumBytes = 8;
 
 absl::Status SystemError(const std::string& what, const std::string& path) {
   const int error = errno;
-  return absl::ErrnoToStatus(error, absl::StrCat(what, " ", path));
+  absl::Status status = absl::ErrnoToStatus(error, absl::StrCat(what, " ", path));
+  if (error != ENOSPC && error != EDQUOT) return status;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(std::string(status.message()), "; make room on its filesystem"));
 }
 
 // The process id that the holder of the lock wrote.

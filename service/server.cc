@@ -416,12 +416,13 @@ void Daemon::Stop() {
   recording_writer_.WaitIdle();
   ssd_reader_.WaitIdle();
   ssd_writer_.WaitIdle();
+  if (!served) return;
   const absl::Status saved = models_->Save();
   if (!saved.ok()) {
     Log(LogLevel::kWarning, "models were not saved, and must be registered again",
         {{"reason", std::string(saved.message())}});
   }
-  if (served) WriteDown(deadline);
+  WriteDown(deadline);
 }
 
 // What RAM has and the SSD lacks, so that it is there after a restart.

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import time
@@ -267,9 +268,9 @@ def start_on_a_full_disk():
     return figures
 
 
-def first_start_on_a_full_disk():
+def first_start_on_a_full_disk(disk=None):
     """The same where no daemon ever was: nothing but an empty lock file can be made."""
-    with _small_disk() as (folder, mount):
+    with (disk or _small_disk)() as (folder, mount):
         filler, figures = _fill_up(mount), {}
         with _started(folder) as (daemon, engine):
             new = _must_serve_while_full(daemon, engine, "REOPENING", figures)
@@ -299,6 +300,18 @@ def _small_disk():
 
 
 @contextlib.contextmanager
+def small_ext4():
+    """Unlike tmpfs it has no room for a folder either when it is full."""
+    with work_folder() as folder:
+        image = folder / "image"
+        image.touch()
+        os.truncate(image, 80 * MIB)
+        _run("mkfs.ext4", "-q", "-m", "0", image)
+        with _mounted("-o", "loop", image, folder / "data") as mount:
+            yield folder, mount
+
+
+@contextlib.contextmanager
 def _started(folder):
     with start(folder, FULL_DISK_SSD_BYTES) as daemon, Engine(daemon) as engine:
         yield daemon, engine
@@ -307,9 +320,12 @@ def _started(folder):
 def _fill_up(mount):
     """To the last byte."""
     filler = mount / "filler"
-    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(MIB))
+    with open(filler, "wb", buffering=0) as file:
+        for size in (MIB, 4 * KIB):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+        os.fsync(file.fileno())
     need(os.statvfs(mount).f_bavail == 0, "there is still room on", mount)
     return filler
 
@@ -442,6 +458,8 @@ def _mounted(*arguments):
 def _run(*command):
     if os.geteuid() != 0:
         raise Skipped("needs root, to mount")
+    if shutil.which(command[0]) is None:
+        raise Skipped(f"no {command[0]} here")
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
                           check=False)
     if done.returncode != 0:
