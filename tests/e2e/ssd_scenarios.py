@@ -321,11 +321,11 @@ def _fill_up(mount):
     """To the last byte."""
     filler = mount / "filler"
     with open(filler, "wb", buffering=0) as file:
-        for size in (MIB, 4 * KIB):
+        for size in (MIB, 4 * KIB, 512, 512):
             with contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(size))
-        os.fsync(file.fileno())
+            os.fsync(file.fileno())  # gives back what was reserved for it and not needed
     need(os.statvfs(mount).f_bavail == 0, "there is still room on", mount)
     return filler
 
