@@ -122,6 +122,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> StartSharedMemory(const Config& co
   for (const std::string& uid : config.shared_memory_uids) {
     options.uids.push_back(static_cast<uid_t>(std::stoul(uid)));
   }
+  options.pools = config.shared_memory_pools;
   options.max_sessions = static_cast<uint32_t>(config.shared_memory_sessions);
   options.store_region_bytes = config.shared_store_bytes;
   return SharedMemory::Start(std::move(options), memory);
@@ -458,6 +459,9 @@ MetricsSnapshot Daemon::Snapshot() const {
   out.curve_stats = manager_.curve_stats();
   if (ssd_ != nullptr) out.ssd = ssd_->stats();
   if (shared_memory_ != nullptr) out.shared_memory = shared_memory_->stats();
+  if (shared_memory_ != nullptr && config_.shared_memory_pools == SharedMemoryPools::kPerUid) {
+    out.shared_pools = manager_.RamByDomain();
+  }
   for (int i = 0; i < kRpcs; ++i) {
     out.rpcs.push_back(SnapshotRpc(kRpcNames[i], rpc_stats_.of(static_cast<Rpc>(i))));
   }

@@ -48,6 +48,7 @@ absl::Status StoreSharedCall::Store() {
   KVTIER_ASSIGN_OR_RETURN(region_, FindSharedSession(*core_, request.session_id));
   if (!request.has_header) return absl::InvalidArgumentError("header is missing");
   KVTIER_ASSIGN_OR_RETURN(writer_, StoreWriter::Open(core_, &request.header));
+  writer_->PutInto(region_->domain());
   KVTIER_RETURN_IF_ERROR(CheckPayloads(request));
   uint32_t block = writer_->session().first();
   for (const wire::SharedPayload& payload : request.payloads) {

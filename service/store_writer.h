@@ -23,6 +23,9 @@ class StoreWriter {
   const StoreSession& session() const { return *session_; }
   bool durable() const { return durable_; }  // the reply waits for the SSD
 
+  // As StoreSession::PutInto.
+  void PutInto(MemoryDomain domain) { session_->PutInto(domain); }
+
   // True when the block's bytes are wanted: they go to Buffer(). RESOURCE_EXHAUSTED when there is
   // no room for the first block: then nothing of the rest fits either, and is of no use.
   absl::StatusOr<bool> StartBlock(uint32_t block, TimePoint deadline);
