@@ -102,7 +102,7 @@ std::string SharedMemoryTable(const v1::SharedMemoryStatus& shared) {
       .Row({"store regions", FormatBytes(shared.store_bytes())})
       .Row({"given up, still mapped", FormatBytes(shared.retired_bytes())})
       .Row({"blocks read", WithCommas(shared.fetched_blocks())})
-      .Row({"blocks without room", WithCommas(shared.not_shared_blocks())})
+      .Row({"blocks not shared", WithCommas(shared.not_shared_blocks())})
       .Row({"blocks stored", WithCommas(shared.stored_blocks())});
   return table.ToString();
 }

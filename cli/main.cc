@@ -2,8 +2,10 @@
 #include "bench/ceilings.h"
 #include "cli/commands.h"
 #include "common/absl_locks.h"
+#include "common/standard_streams.h"
 
 int main(int argc, char** argv) {
+  kvtier::HoldStandardStreams();
   CLI::App app(
       "kvtier keeps the KV cache of LLM prompts. This tool talks to a running kvtierd, looks into "
       "a\n"
@@ -35,7 +37,8 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (app.exit(error) != 0) return 2;
+    return kvtier::cli::Output(/*json=*/false).Finish(absl::OkStatus());
   }
   kvtier::cli::Output output(invocation.json);
   return output.Finish(invocation.run(output));

@@ -6,6 +6,16 @@
 namespace kvtier::cli {
 namespace {
 
+// A name that ends otherwise is most likely a slip, and the file it names, the trace perhaps, would
+// be gone.
+absl::Status CheckName(const std::string& flag, const std::string& path, const std::string& end) {
+  if (!path.ends_with(end)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " is '", path, "', its name must end in ", end));
+  }
+  return CheckWritable(path);
+}
+
 absl::Status Write(const std::string& path, const std::string& content, const Output& output) {
   KVTIER_RETURN_IF_ERROR(WriteWholeFile(path, content));
   output.Progress("wrote " + path);
@@ -22,17 +32,9 @@ void AddReportFlags(CLI::App* command, ReportFlags* flags) {
 }
 
 absl::Status CheckReportFlags(const ReportFlags& flags) {
-  if (!flags.report.empty()) KVTIER_RETURN_IF_ERROR(CheckWritable(flags.report));
-  if (flags.plot.empty()) return absl::OkStatus();
-  if (!flags.plot.ends_with(".svg")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("plot is '", flags.plot, "', its name must end in .svg"));
-  }
-  if (flags.plot == flags.report) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("plot and report are both '", flags.plot, "', they must be two files"));
-  }
-  return CheckWritable(flags.plot);
+  if (!flags.report.empty()) KVTIER_RETURN_IF_ERROR(CheckName("report", flags.report, ".html"));
+  if (!flags.plot.empty()) KVTIER_RETURN_IF_ERROR(CheckName("plot", flags.plot, ".svg"));
+  return absl::OkStatus();
 }
 
 absl::Status WriteReports(const ReportFlags& flags, const Json& document, const Output& output) {

@@ -17,7 +17,8 @@ struct ReportFlags {
 // `flags` outlives the parse.
 void AddReportFlags(CLI::App* command, ReportFlags* flags);
 
-// Before the work starts. INVALID_ARGUMENT or FAILED_PRECONDITION, naming the path and the reason.
+// Before the work starts. INVALID_ARGUMENT (a name that does not end in .html or .svg) or
+// FAILED_PRECONDITION, naming the path and the reason.
 absl::Status CheckReportFlags(const ReportFlags& flags);
 
 // Writes what was asked for, from the document that --json prints, and says where it is.

@@ -28,8 +28,9 @@ absl::StatusOr<SimulateOptions> ToOptions(const SimulateFlags& flags) {
     options.capacities.push_back(capacity);
   }
   for (const std::string& text : flags.ssd_capacities) {
-    KVTIER_ASSIGN_OR_RETURN(const CapacitySpec capacity, ParseCapacity(text));
-    options.ssd_capacities.push_back(capacity);
+    const absl::StatusOr<CapacitySpec> capacity = ParseCapacity(text);
+    KVTIER_RETURN_IF_ERROR(Annotate(capacity.status(), "ssd-capacity"));
+    options.ssd_capacities.push_back(*capacity);
   }
   for (const std::string& text : flags.tiers) {
     KVTIER_ASSIGN_OR_RETURN(const TierMode mode, ParseTierMode(text));
@@ -72,7 +73,7 @@ void AddTierFlags(CLI::App* command, SimulateFlags* flags) {
       ->add_option(
           "--segment-blocks", flags->simulate.segment_blocks,
           "Of --tiers log: blocks per file on SSD (0: as kvtierd has them of 64 KiB, a 64th of "
-          "the SSD, 1024 at most)")
+          "the SSD, 1024 at most); up to 65536")
       ->capture_default_str()
       ->needs(tiers);
 }

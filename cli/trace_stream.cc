@@ -47,7 +47,9 @@ class TraceBytes::File {
     raw_.resize(kReadBytes);
     taken_ = 0;
     filled_ = std::fread(raw_.data(), 1, raw_.size(), file_.get());
-    if (std::ferror(file_.get()) != 0) return absl::DataLossError(path_ + ": read error");
+    if (std::ferror(file_.get()) != 0) {
+      return absl::DataLossError(absl::StrCat("cannot read ", path_, ": ", std::strerror(errno)));
+    }
     return absl::OkStatus();
   }
 

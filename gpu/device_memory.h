@@ -1,15 +1,32 @@
 // The seam between kvtier and the memory that holds KV: host RAM or a GPU's own.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "common/status.h"
 
 namespace kvtier {
+
+// Whose memory it is, among processes that may map memory of this one. One domain is common: it has
+// all memory that was given to no other.
+struct MemoryDomain {
+  uint64_t value = 0;  // 0: the common one
+  static constexpr MemoryDomain OfUid(uint32_t uid) { return {uint64_t{uid} + 1}; }
+  bool common() const { return value == 0; }
+  uint64_t uid() const { return value - 1; }  // REQUIRES: !common()
+  friend bool operator==(const MemoryDomain&, const MemoryDomain&) = default;
+  friend auto operator<=>(const MemoryDomain&, const MemoryDomain&) = default;
+  template <typename H>
+  friend H AbslHashValue(H hash, const MemoryDomain& domain) {
+    return H::combine(std::move(hash), domain.value);
+  }
+};
 
 // One piece of device memory. `base` is a host address only where DeviceMemory::host_addressable().
 struct Region {
@@ -50,6 +67,14 @@ class DeviceMemory {
   virtual absl::StatusOr<Region> Reallocate(const Region& region, uint64_t bytes) {
     Free(region);
     return Allocate(bytes);
+  }
+
+  // Gives the region to a domain, once, and before it has been written to or could be mapped: a new
+  // one is the common one's. The same domain again is fine. Means nothing to memory that no other
+  // process maps.
+  virtual void Assign(const Region& region, MemoryDomain domain) {
+    (void)region;
+    (void)domain;
   }
 
   // True when Truncate works.

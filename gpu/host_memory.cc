@@ -207,10 +207,20 @@ class SealedHostMemory final : public SharedHostMemory {
     if (listener_) listener_(region.id);
   }
 
-  absl::StatusOr<OpenedRegion> Open(uint64_t id) override {
+  void Assign(const Region& region, MemoryDomain domain) override {
+    MutexLock lock(mutex_);
+    Serving& serving = regions_.at(region.id);
+    if (serving.domain == domain) return;
+    KVTIER_CHECK(serving.domain.common() && !serving.own.fd);
+    serving.domain = domain;
+  }
+
+  absl::StatusOr<OpenedRegion> Open(uint64_t id, MemoryDomain domain) override {
     MutexLock lock(mutex_);
     const auto it = regions_.find(id);
-    if (it == regions_.end()) return absl::NotFoundError(absl::StrCat("region ", id, " is gone"));
+    if (it == regions_.end() || it->second.domain != domain) {
+      return absl::NotFoundError(absl::StrCat("region ", id, " is not there, or no longer"));
+    }
     OpenedRegion& own = it->second.own;
     if (!own.fd) own.fd = OpenReadOnly(it->second.fd);
     OpenedRegion out{OpenReadOnly(it->second.fd), own.bytes};
@@ -239,6 +249,7 @@ class SealedHostMemory final : public SharedHostMemory {
  private:
   struct Serving {
     int fd = -1;
+    MemoryDomain domain;
     OpenedRegion own;  // its descriptor, from the first Open on: to ask by, once this is retired
   };
 

@@ -27,8 +27,9 @@ class SharedHostMemory : public DeviceMemory {
     UniqueFd fd;  // can be mapped read-only, and nothing else
     uint64_t bytes = 0;
   };
-  // `region` is a Region::id. NOT_FOUND once it was freed; RESOURCE_EXHAUSTED without descriptors.
-  virtual absl::StatusOr<OpenedRegion> Open(uint64_t region) = 0;
+  // `region` is a Region::id. NOT_FOUND once it was freed, and when it is another domain's;
+  // RESOURCE_EXHAUSTED without descriptors.
+  virtual absl::StatusOr<OpenedRegion> Open(uint64_t region, MemoryDomain domain = {}) = 0;
 
   // Called with the id of each region that is freed after it was opened, on the thread that freed
   // it; null: nobody is. Waits for a call that is under way.

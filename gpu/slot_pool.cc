@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -80,7 +81,7 @@ SlotPool::~SlotPool() {
     KVTIER_CHECK(extent.state != ExtentState::kDraining);
     if (extent.state == ExtentState::kServing) device_->Free(extent.region);
   }
-  for (const Region& region : stock_) device_->Free(region);
+  for (const Stock& stock : stock_) device_->Free(stock.region);
 }
 
 // Taking memory
@@ -132,7 +133,7 @@ absl::StatusOr<bool> SlotPool::PrefaultOne() {
   --in_flight_;
   changed_.NotifyAll();
   if (region.ok()) {
-    AddStock(*region);
+    AddStock({*region, std::nullopt});
     return true;
   }
   backed_bytes_ -= bytes;
@@ -142,22 +143,24 @@ absl::StatusOr<bool> SlotPool::PrefaultOne() {
 
 // Plans an extent of the class out of what is in reach: capacity not taken yet, stock, and, when
 // that is not enough for a full one, empty extents of other classes. Empty when not even one slot
-// is.
-std::optional<SlotPool::Growth> SlotPool::PlanGrowth(uint64_t stride) {
+// is. What another domain has used is given up for it, and no more of that than is needed: the
+// device may not give as much again.
+std::optional<SlotPool::Growth> SlotPool::PlanGrowth(const Class& key) {
   if (backed_bytes_ > capacity_) return std::nullopt;
   const uint64_t budget = capacity_ - backed_bytes_;
-  const uint64_t full = RegionBytes(ExtentSlots(capacity_, stride, UINT64_MAX), stride);
-  if (budget + stock_bytes_ < full) ReclaimEmpty(stride, full - budget - stock_bytes_);
+  const uint64_t full = RegionBytes(ExtentSlots(capacity_, key.stride, UINT64_MAX), key.stride);
+  if (budget + stock_bytes_ < full) ReclaimEmpty(key, full - budget - stock_bytes_);
 
   Growth growth;
-  growth.stride = stride;
-  growth.slots = ExtentSlots(capacity_, stride, budget + stock_bytes_);
+  growth.key = key;
+  growth.slots = ExtentSlots(capacity_, key.stride, budget + stock_bytes_);
   if (growth.slots == 0) return std::nullopt;
-  growth.bytes = RegionBytes(growth.slots, stride);
-  if (!stock_.empty()) growth.base = TakeStock(growth.bytes);
+  growth.bytes = RegionBytes(growth.slots, key.stride);
+  growth.base = TakeStock(growth.bytes, key.domain);
   uint64_t own = growth.base.bytes;
   while (own + budget < growth.bytes) {
-    growth.given_up.push_back(TakeStock(growth.bytes - own - budget));
+    growth.given_up.push_back(TakeStock(growth.bytes - own - budget, std::nullopt));
+    KVTIER_CHECK(growth.given_up.back().bytes > 0);
     own += growth.given_up.back().bytes;
   }
   const uint64_t charge = growth.bytes > own ? growth.bytes - own : 0;
@@ -176,6 +179,7 @@ bool SlotPool::Grow(const Growth& growth) {
   } else if (growth.base.bytes != growth.bytes) {
     region = device_->Reallocate(growth.base, growth.bytes);
   }
+  if (region.ok() && !growth.key.domain.common()) device_->Assign(*region, growth.key.domain);
   mutex_.Lock();
   growing_ = false;
   changed_.NotifyAll();
@@ -201,60 +205,65 @@ void SlotPool::Install(const Growth& growth, const Region& region) {
   }
   Extent& extent = extents_[id];
   extent.region = region;
-  extent.stride = growth.stride;
+  extent.stride = growth.key.stride;
+  extent.domain = growth.key.domain;
   extent.slots = growth.slots;
   extent.slack.assign(growth.slots, kFreeSlot);
   extent.owners.assign(growth.slots, kNoOwner);
-  ++classes_[growth.stride].extents;
+  ++classes_[growth.key].extents;
   Serve(id);
 }
 
-// The smallest region of at least `wanted` bytes, else the largest there is. REQUIRES: stock.
-Region SlotPool::TakeStock(uint64_t wanted) {
-  const auto better = [wanted](const Region& a, const Region& b) {
-    const bool a_enough = a.bytes >= wanted;
-    const bool b_enough = b.bytes >= wanted;
+// Of what suits `domain`, or of all stock: the smallest region of at least `wanted` bytes, else the
+// largest there is. Of 0 bytes when there is none.
+Region SlotPool::TakeStock(uint64_t wanted, std::optional<MemoryDomain> domain) {
+  const auto better = [&](const Stock& a, const Stock& b) {
+    const bool a_suits = !domain || a.Suits(*domain);
+    const bool b_suits = !domain || b.Suits(*domain);
+    if (a_suits != b_suits) return a_suits;
+    const bool a_enough = a.region.bytes >= wanted;
+    const bool b_enough = b.region.bytes >= wanted;
     if (a_enough != b_enough) return a_enough;
-    return a_enough ? a.bytes < b.bytes : a.bytes > b.bytes;
+    return a_enough ? a.region.bytes < b.region.bytes : a.region.bytes > b.region.bytes;
   };
-  KVTIER_CHECK(!stock_.empty());
   const auto best = std::min_element(stock_.begin(), stock_.end(), better);
-  const Region region = *best;
+  if (best == stock_.end() || (domain && !best->Suits(*domain))) return Region{};
+  const Region region = best->region;
   *best = stock_.back();
   stock_.pop_back();
   stock_bytes_ -= region.bytes;
   return region;
 }
 
-void SlotPool::AddStock(const Region& region) {
-  stock_.push_back(region);
-  stock_bytes_ += region.bytes;
+void SlotPool::AddStock(const Stock& stock) {
+  stock_.push_back(stock);
+  stock_bytes_ += stock.region.bytes;
 }
 
 // Empty extents of other classes become stock until there are `bytes` more of it, or no such
 // extents.
-void SlotPool::ReclaimEmpty(uint64_t except_stride, uint64_t bytes) {
+void SlotPool::ReclaimEmpty(const Class& except, uint64_t bytes) {
   const uint64_t enough = stock_bytes_ + bytes;
   for (uint32_t id = 0; id < extents_.size() && stock_bytes_ < enough; ++id) {
     const Extent& extent = extents_[id];
     if (extent.state != ExtentState::kServing || extent.live > 0) continue;
-    if (extent.stride != except_stride) AddStock(Detach(id));
+    if (extent.key() != except) AddStock(Detach(id));
   }
 }
 
 // The empty extent leaves its class; its memory is the caller's.
-Region SlotPool::Detach(uint32_t id) {
+SlotPool::Stock SlotPool::Detach(uint32_t id) {
   Extent& extent = extents_[id];
   KVTIER_CHECK(extent.live == 0);
-  const auto size_class = classes_.find(extent.stride);
+  const auto size_class = classes_.find(extent.key());
   size_class->second.free_slots -= extent.free.size();
   extent.free.clear();
   Relist(id);
   if (--size_class->second.extents == 0) classes_.erase(size_class);
-  const Region region = extent.region;
+  const Stock stock{extent.region, extent.domain};
   extent = Extent{};
   vacant_.push_back(id);
-  return region;
+  return stock;
 }
 
 // Slots
@@ -264,15 +273,15 @@ bool SlotPool::Admits(uint64_t stride) const {
   return backed_bytes_ <= capacity_ || used_bytes_ - draining_bytes_ + stride <= capacity_;
 }
 
-Slot SlotPool::Allocate(uint64_t bytes) {
+Slot SlotPool::Allocate(uint64_t bytes, MemoryDomain domain) {
   KVTIER_CHECK(bytes > 0);
   MutexLock lock(mutex_);
   while (bytes <= capacity_) {
-    const uint64_t stride = StrideOf(bytes);
-    if (!Admits(stride)) break;
-    if (Slot slot = TakeFree(stride, bytes)) return slot;
+    const Class key{StrideOf(bytes), domain};
+    if (!Admits(key.stride)) break;
+    if (Slot slot = TakeFree(key, bytes)) return slot;
     if (!growing_) {
-      if (const std::optional<Growth> growth = PlanGrowth(stride)) {
+      if (const std::optional<Growth> growth = PlanGrowth(key)) {
         if (!Grow(*growth)) break;
         continue;
       }
@@ -283,8 +292,8 @@ Slot SlotPool::Allocate(uint64_t bytes) {
   return Slot();
 }
 
-Slot SlotPool::TakeFree(uint64_t stride, uint64_t bytes) {
-  const auto size_class = classes_.find(stride);
+Slot SlotPool::TakeFree(const Class& key, uint64_t bytes) {
+  const auto size_class = classes_.find(key);
   if (size_class == classes_.end() || size_class->second.free_slots == 0) return Slot();
   const auto& lists = size_class->second.lists;
   const auto fullest =
@@ -294,15 +303,15 @@ Slot SlotPool::TakeFree(uint64_t stride, uint64_t bytes) {
   Extent& extent = extents_[id];
   const uint32_t index = extent.free.back();
   extent.free.pop_back();
-  extent.slack[index] = static_cast<uint16_t>(stride - bytes);
+  extent.slack[index] = static_cast<uint16_t>(key.stride - bytes);
   extent.owners[index] = kNoOwner;
   ++extent.live;
   ++extent.unowned;
   --size_class->second.free_slots;
   ++taken_slots_;
-  used_bytes_ += stride;
+  used_bytes_ += key.stride;
   Relist(id);
-  return Slot(this, SlotId{id, index}, {extent.region.base + index * stride, bytes});
+  return Slot(this, SlotId{id, index}, {extent.region.base + index * key.stride, bytes});
 }
 
 void SlotPool::Free(SlotId id) {
@@ -312,7 +321,7 @@ void SlotPool::Free(SlotId id) {
   }
   MutexLock lock(mutex_);
   Extent& extent = Taken(id);
-  SizeClass& size_class = classes_.find(extent.stride)->second;
+  SizeClass& size_class = classes_.find(extent.key())->second;
   extent.slack[id.index] = kFreeSlot;
   if (extent.owners[id.index] == kNoOwner) --extent.unowned;
   --extent.live;
@@ -328,7 +337,7 @@ void SlotPool::Free(SlotId id) {
     Relist(id.extent);
   }
   if (extent.live > 0 || extent.state == ExtentState::kDraining || Excess() == 0) return;
-  const Region emptied[] = {Detach(id.extent)};
+  const Region emptied[] = {Detach(id.extent).region};
   Release(emptied);
 }
 
@@ -359,7 +368,8 @@ SlotPool::Place SlotPool::Locate(SlotId id) const {
   const uint64_t offset = id.index * extent->stride;
   return {{extent->region.base + offset, extent->stride - extent->slack[id.index]},
           extent->region.id,
-          offset};
+          offset,
+          extent->domain};
 }
 
 std::span<std::byte> SlotPool::Bytes(SlotId id) const { return Locate(id).bytes; }
@@ -383,7 +393,7 @@ void SlotPool::Relist(uint32_t id) {
         extent.live == 0 ? 0 : static_cast<int8_t>(1 + (extent.live - 1) * kSteps / extent.slots);
   }
   if (list == extent.list) return;
-  auto& lists = classes_.find(extent.stride)->second.lists;
+  auto& lists = classes_.find(extent.key())->second.lists;
   if (extent.list != kNotListed) {
     std::vector<uint32_t>& from = lists[static_cast<size_t>(extent.list)];
     from[extent.list_position] = from.back();
@@ -448,6 +458,22 @@ SlotPool::Usage SlotPool::usage() const {
   return usage;
 }
 
+std::vector<SlotPool::DomainUsage> SlotPool::UsageByDomain() const {
+  MutexLock lock(mutex_);
+  std::map<MemoryDomain, DomainUsage> by_domain;
+  for (const Extent& extent : extents_) {
+    if (extent.state == ExtentState::kVacant) continue;
+    DomainUsage& usage = by_domain[extent.domain];
+    usage.backed_bytes += extent.region.bytes;
+    usage.used_bytes += extent.live * extent.stride;
+  }
+  std::vector<DomainUsage> out;
+  for (const auto& [domain, usage] : by_domain) {
+    out.push_back({domain, usage.backed_bytes, usage.used_bytes});
+  }
+  return out;
+}
+
 // Giving memory back
 
 uint64_t SlotPool::Excess() const {
@@ -471,10 +497,10 @@ void SlotPool::SetCapacity(uint64_t capacity_bytes) {
 // Stock first, then empty extents, as far as the pool is over capacity.
 void SlotPool::ReleaseExcess() {
   const uint64_t excess = Excess();
-  if (stock_bytes_ < excess) ReclaimEmpty(/*except_stride=*/0, excess - stock_bytes_);
+  if (stock_bytes_ < excess) ReclaimEmpty(/*except=*/Class{}, excess - stock_bytes_);
   std::vector<Region> regions;
   for (uint64_t released = 0; released < excess && !stock_.empty();) {
-    regions.push_back(TakeStock(excess - released));
+    regions.push_back(TakeStock(excess - released, std::nullopt));
     released += regions.back().bytes;
   }
   Release(regions);
@@ -495,16 +521,16 @@ void SlotPool::Release(std::span<const Region> regions) {
   changed_.NotifyAll();
 }
 
-std::optional<SlotPool::Drain> SlotPool::BeginDrain(uint64_t wanted_bytes) {
+std::optional<SlotPool::Drain> SlotPool::BeginDrain(uint64_t wanted_bytes, MemoryDomain domain) {
   MutexLock lock(mutex_);
-  const uint64_t wanted = StrideOf(wanted_bytes);
+  const Class wanted{StrideOf(wanted_bytes), domain};
   // Over capacity, moved slots must be admitted where they go.
   if (Excess() > 0 && used_bytes_ - draining_bytes_ > capacity_) return std::nullopt;
   std::optional<Candidate> best;
   for (uint32_t id = 0; id < extents_.size(); ++id) {
     const Extent& extent = extents_[id];
-    if (extent.state != ExtentState::kServing || extent.stride == wanted) continue;
-    const std::optional<Candidate> candidate = Consider(id, wanted > 0);
+    if (extent.state != ExtentState::kServing || extent.key() == wanted) continue;
+    const std::optional<Candidate> candidate = Consider(id, wanted_bytes > 0);
     if (!candidate) continue;
     // The least to move for what is freed.
     const auto cost = [](const Candidate& c, const Candidate& other) {
@@ -522,7 +548,7 @@ std::optional<SlotPool::Drain> SlotPool::BeginDrain(uint64_t wanted_bytes) {
 
 // From which slot on the extent would be drained; empty when that cannot be.
 std::optional<uint32_t> SlotPool::DrainStart(const Extent& extent, bool whole) const {
-  const SizeClass& size_class = classes_.find(extent.stride)->second;
+  const SizeClass& size_class = classes_.find(extent.key())->second;
   // The drained slots, free or moved, are all taken out of the class's free ones.
   const uint64_t spare = size_class.free_slots > size_class.drain_live
                              ? size_class.free_slots - size_class.drain_live
@@ -563,7 +589,7 @@ std::optional<SlotPool::Candidate> SlotPool::Consider(uint32_t id, bool whole) c
 
 SlotPool::Drain SlotPool::StartDrain(const Candidate& candidate) {
   Extent& extent = extents_[candidate.extent];
-  SizeClass& size_class = classes_.find(extent.stride)->second;
+  SizeClass& size_class = classes_.find(extent.key())->second;
   extent.state = ExtentState::kDraining;
   extent.drain_from = candidate.drain_from;
   const size_t free_before = extent.free.size();
@@ -574,6 +600,7 @@ SlotPool::Drain SlotPool::StartDrain(const Candidate& candidate) {
 
   Drain drain;
   drain.extent = candidate.extent;
+  drain.domain = extent.domain;
   for (uint32_t index = candidate.drain_from; index < extent.slots; ++index) {
     if (extent.slack[index] == kFreeSlot) continue;
     drain.live.push_back({SlotId{candidate.extent, index}, extent.owners[index],
@@ -590,7 +617,7 @@ void SlotPool::EndDrain(uint32_t id) {
   KVTIER_CHECK(id < extents_.size() && extents_[id].state == ExtentState::kDraining);
   Extent& extent = extents_[id];
   if (extent.drain_live > 0) {
-    classes_.find(extent.stride)->second.drain_live -= extent.drain_live;
+    classes_.find(extent.key())->second.drain_live -= extent.drain_live;
     draining_bytes_ -= extent.drain_live * extent.stride;
     Serve(id);
   } else if (extent.drain_from > 0) {
@@ -633,7 +660,7 @@ void SlotPool::CutTail(uint32_t id) {
 // All slots of the extent that are not taken are there to be given out, the first one first.
 void SlotPool::Serve(uint32_t id) {
   Extent& extent = extents_[id];
-  SizeClass& size_class = classes_.find(extent.stride)->second;
+  SizeClass& size_class = classes_.find(extent.key())->second;
   size_class.free_slots -= extent.free.size();
   extent.free.clear();
   extent.free.reserve(extent.slots - extent.live);
@@ -670,7 +697,7 @@ void SlotPool::CheckExtent(uint32_t id) const {
   for (const uint32_t index : listed) {
     KVTIER_CHECK(index < given_out_below && extent.slack[index] == kFreeSlot);
   }
-  const SizeClass& size_class = classes_.at(extent.stride);
+  const SizeClass& size_class = classes_.at(extent.key());
   KVTIER_CHECK((extent.list == kNotListed) == extent.free.empty());
   if (extent.list == kNotListed) return;
   KVTIER_CHECK((extent.list == 0) == (extent.live == 0));
@@ -680,7 +707,7 @@ void SlotPool::CheckExtent(uint32_t id) const {
 void SlotPool::CheckInvariants() const {
   MutexLock lock(mutex_);
   uint64_t region_bytes = 0, used = 0, draining = 0, taken = 0, vacant = 0;
-  absl::flat_hash_map<uint64_t, SizeClass> sums;
+  absl::flat_hash_map<Class, SizeClass> sums;
   for (uint32_t id = 0; id < extents_.size(); ++id) {
     const Extent& extent = extents_[id];
     vacant += extent.state == ExtentState::kVacant;
@@ -690,21 +717,21 @@ void SlotPool::CheckInvariants() const {
     used += extent.live * extent.stride;
     draining += extent.drain_live * extent.stride;
     taken += extent.live;
-    SizeClass& sum = sums[extent.stride];
+    SizeClass& sum = sums[extent.key()];
     ++sum.extents;
     sum.free_slots += extent.free.size();
     sum.drain_live += extent.drain_live;
   }
   uint64_t stock = 0;
-  for (const Region& region : stock_) stock += region.bytes;
+  for (const Stock& piece : stock_) stock += piece.region.bytes;
   KVTIER_CHECK(stock == stock_bytes_ && vacant == vacant_.size());
   KVTIER_CHECK(used == used_bytes_ && draining == draining_bytes_ && taken == taken_slots_);
   // What is being taken or given back is in neither sum.
   KVTIER_CHECK(region_bytes + stock <= backed_bytes_);
   if (!growing_ && in_flight_ == 0) KVTIER_CHECK(region_bytes + stock == backed_bytes_);
   KVTIER_CHECK(sums.size() == classes_.size());
-  for (const auto& [stride, sum] : sums) {
-    const SizeClass& size_class = classes_.at(stride);
+  for (const auto& [key, sum] : sums) {
+    const SizeClass& size_class = classes_.at(key);
     KVTIER_CHECK(size_class.extents == sum.extents && size_class.free_slots == sum.free_slots);
     KVTIER_CHECK(size_class.drain_live == sum.drain_live);
   }

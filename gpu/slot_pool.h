@@ -1,13 +1,16 @@
 // All of a tier's big memory, in extents that are cut into equal slots.
 //
-// Models of different part sizes share one pool: an extent serves one size class (slot stride) at a
-// time, and an empty extent can change its class. Capacity is a limit on the bytes taken from the
+// Models of different part sizes, and domains that must not see each other's bytes, share one pool:
+// an extent serves one class (slot stride and domain) at a time, and an empty extent can change its
+// class. Memory that was in use goes from one domain to another only by way of the system: it is
+// freed and taken anew, so that neither those who had mapped it nor those who will see what is not
+// theirs. Capacity is a limit on the bytes taken from the
 // device, never exceeded, and changes live. Which block leaves is not decided here: the owner of
 // the pool empties an extent (BeginDrain, move or free its live slots) and the pool gives it back.
 //
 // An extent is about capacity / 16, at least 64 KiB and at most 64 MiB, and its region is as large
-// as its slots: what that saves goes into further extents. So a size class that has the pool for
-// itself gets all slots that fit, save for rounding strides to 256 bytes and extents to 4 KiB.
+// as its slots: what that saves goes into further extents. So a class that has the pool for itself
+// gets all slots that fit, save for rounding strides to 256 bytes and extents to 4 KiB.
 #pragma once
 
 #include <array>
@@ -65,6 +68,11 @@ class SlotPool {
   using OwnerTag = uint64_t;
   static constexpr OwnerTag kNoOwner = UINT64_MAX;  // taken, not committed: cannot be moved
 
+  struct DomainUsage {
+    MemoryDomain domain;
+    uint64_t backed_bytes = 0;  // in extents
+    uint64_t used_bytes = 0;    // in taken slots (strides)
+  };
   struct Usage {
     uint64_t capacity_bytes = 0;  // the limit
     uint64_t backed_bytes = 0;    // taken from the device
@@ -86,15 +94,17 @@ class SlotPool {
   // caller's thread. Errors: RESOURCE_EXHAUSTED; what was taken stays.
   absl::Status Prefault(const Progress& progress) KVTIER_EXCLUDES(mutex_);
 
-  // A slot of `bytes`, or empty when the pool has none for that size class without draining. Waits
-  // for the device only where the pool is not prefaulted. REQUIRES: bytes > 0.
-  Slot Allocate(uint64_t bytes) KVTIER_EXCLUDES(mutex_);
+  // A slot of `bytes`, or empty when the pool has none for that class without draining. Waits for
+  // the device only where the pool is not prefaulted, or memory was another domain's. REQUIRES:
+  // bytes > 0.
+  Slot Allocate(uint64_t bytes, MemoryDomain domain = {}) KVTIER_EXCLUDES(mutex_);
   void Free(SlotId id) KVTIER_EXCLUDES(mutex_);
   // Where a slot lies. `offset` is that of its first byte in the region.
   struct Place {
     std::span<std::byte> bytes;
     uint64_t region = 0;  // Region::id
     uint64_t offset = 0;
+    MemoryDomain domain;
   };
   // Of a taken slot, exactly the bytes asked for. They stay where they are until it is freed.
   Place Locate(SlotId id) const KVTIER_EXCLUDES(mutex_);
@@ -117,7 +127,8 @@ class SlotPool {
   bool OverCapacity() const KVTIER_EXCLUDES(mutex_);
 
   // Picks slots of one extent whose live ones can all move to free slots of the same class
-  // elsewhere, preferring the least to move; for `wanted_bytes` > 0 only extents of other classes.
+  // elsewhere, preferring the least to move; for `wanted_bytes` > 0 only extents of other classes
+  // than those bytes and `domain` have.
   // They are all of the extent's slots, or those at its end when the pool is over capacity by less
   // and the device can truncate. Stops allocating them. Returns the live ones with their owners
   // (kNoOwner ones cannot move: then the extent is not picked). Empty when there is none: free
@@ -131,14 +142,18 @@ class SlotPool {
       uint64_t bytes;
     };
     std::vector<Live> live;
+    MemoryDomain domain;  // where they can go
   };
-  std::optional<Drain> BeginDrain(uint64_t wanted_bytes) KVTIER_EXCLUDES(mutex_);
+  std::optional<Drain> BeginDrain(uint64_t wanted_bytes, MemoryDomain domain = {})
+      KVTIER_EXCLUDES(mutex_);
   // Ends a drain; each begun one must be ended. Where all its slots are free by now, a whole extent
   // leaves its class, and when the pool is over capacity the memory goes back to the device.
   // Otherwise the slots serve again.
   void EndDrain(uint32_t extent) KVTIER_EXCLUDES(mutex_);
 
   Usage usage() const KVTIER_EXCLUDES(mutex_);
+  // Of the domains that have extents, in the order of their values.
+  std::vector<DomainUsage> UsageByDomain() const KVTIER_EXCLUDES(mutex_);
   // Every slot is free or taken exactly once, and the sums agree. For tests.
   void CheckInvariants() const KVTIER_EXCLUDES(mutex_);
   DeviceMemory* device() const { return device_; }
@@ -150,6 +165,15 @@ class SlotPool {
   static constexpr int8_t kNotListed = -1;
   static constexpr uint16_t kFreeSlot = UINT16_MAX;
 
+  struct Class {
+    uint64_t stride = 0;
+    MemoryDomain domain;
+    friend bool operator==(const Class&, const Class&) = default;
+    template <typename H>
+    friend H AbslHashValue(H hash, const Class& key) {
+      return H::combine(std::move(hash), key.stride, key.domain);
+    }
+  };
   enum class ExtentState : uint8_t { kVacant, kServing, kDraining };
   struct Extent {
     ExtentState state = ExtentState::kVacant;  // kVacant: this id names no extent
@@ -157,6 +181,7 @@ class SlotPool {
     uint32_t list_position = 0;
     Region region;
     uint64_t stride = 0;
+    MemoryDomain domain;
     uint32_t slots = 0;
     uint32_t live = 0;
     uint32_t unowned = 0;          // taken with kNoOwner
@@ -165,6 +190,8 @@ class SlotPool {
     std::vector<uint32_t> free;    // slots to give out, last in first out
     std::vector<uint16_t> slack;   // per slot: stride less the bytes asked for, or kFreeSlot
     std::vector<OwnerTag> owners;  // per slot
+
+    Class key() const { return {stride, domain}; }
   };
   struct SizeClass {
     uint32_t extents = 0;
@@ -172,9 +199,15 @@ class SlotPool {
     uint64_t drain_live = 0;  // taken, under drain: they will want as many free slots
     std::array<std::vector<uint32_t>, kFillLists> lists;
   };
+  // Memory in no class.
+  struct Stock {
+    Region region;
+    std::optional<MemoryDomain> domain;  // that has used it; none: it is as the device gave it
+    bool Suits(MemoryDomain other) const { return !domain.has_value() || *domain == other; }
+  };
   // An extent to be: where its memory comes from.
   struct Growth {
-    uint64_t stride = 0;
+    Class key;
     uint32_t slots = 0;
     uint64_t bytes = 0;
     Region base;                   // resized to `bytes`; none: allocated
@@ -191,14 +224,14 @@ class SlotPool {
   // The ones that call the device unlock meanwhile.
   bool Admits(uint64_t stride) const KVTIER_REQUIRES(mutex_);
   uint64_t Excess() const KVTIER_REQUIRES(mutex_);
-  Slot TakeFree(uint64_t stride, uint64_t bytes) KVTIER_REQUIRES(mutex_);
-  std::optional<Growth> PlanGrowth(uint64_t stride) KVTIER_REQUIRES(mutex_);
+  Slot TakeFree(const Class& key, uint64_t bytes) KVTIER_REQUIRES(mutex_);
+  std::optional<Growth> PlanGrowth(const Class& key) KVTIER_REQUIRES(mutex_);
   bool Grow(const Growth& growth) KVTIER_REQUIRES(mutex_);
   void Install(const Growth& growth, const Region& region) KVTIER_REQUIRES(mutex_);
-  Region TakeStock(uint64_t wanted) KVTIER_REQUIRES(mutex_);
-  void ReclaimEmpty(uint64_t except_stride, uint64_t bytes) KVTIER_REQUIRES(mutex_);
-  Region Detach(uint32_t extent) KVTIER_REQUIRES(mutex_);
-  void AddStock(const Region& region) KVTIER_REQUIRES(mutex_);
+  Region TakeStock(uint64_t wanted, std::optional<MemoryDomain> domain) KVTIER_REQUIRES(mutex_);
+  void ReclaimEmpty(const Class& except, uint64_t bytes) KVTIER_REQUIRES(mutex_);
+  Stock Detach(uint32_t extent) KVTIER_REQUIRES(mutex_);
+  void AddStock(const Stock& stock) KVTIER_REQUIRES(mutex_);
   void ReleaseExcess() KVTIER_REQUIRES(mutex_);
   void Release(std::span<const Region> regions) KVTIER_REQUIRES(mutex_);
   void Relist(uint32_t extent) KVTIER_REQUIRES(mutex_);
@@ -232,8 +265,8 @@ class SlotPool {
   bool truncates_ KVTIER_GUARDED_BY(mutex_);        // the device can, and never failed to
   std::deque<Extent> extents_ KVTIER_GUARDED_BY(mutex_);
   std::vector<uint32_t> vacant_ KVTIER_GUARDED_BY(mutex_);
-  absl::flat_hash_map<uint64_t, SizeClass> classes_ KVTIER_GUARDED_BY(mutex_);  // by stride
-  std::vector<Region> stock_ KVTIER_GUARDED_BY(mutex_);  // populated, in no class
+  absl::flat_hash_map<Class, SizeClass> classes_ KVTIER_GUARDED_BY(mutex_);
+  std::vector<Stock> stock_ KVTIER_GUARDED_BY(mutex_);  // populated
   uint64_t stock_bytes_ KVTIER_GUARDED_BY(mutex_) = 0;
 };
 

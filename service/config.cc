@@ -84,7 +84,10 @@ const ConfigField kFields[] = {
      "listen; without one, or on a kernel that cannot, there is none"},
     {"shared-memory-uids", &Config::shared_memory_uids,
      "users, as numbers separated by commas, who may map RAM besides kvtierd's own and root; they "
-     "can read every block, of every tenant"},
+     "can read every block of their pool, of every tenant"},
+    {"shared-memory-pools", &Config::shared_memory_pools,
+     "what such a user may map. one: all of RAM; per-uid: what its own processes stored through "
+     "shared memory or had read from SSD, the rest goes over gRPC"},
     {"shared-memory-sessions", &Config::shared_memory_sessions,
      "clients that have shared memory at a time; more go over gRPC", Unit::kNone, 1, 4096},
     {"shared-store-bytes", &Config::shared_store_bytes,
@@ -148,6 +151,12 @@ struct Assign {
     if (eviction) config->*member = *eviction;
     return eviction.has_value();
   }
+  bool operator()(SharedMemoryPools Config::*member) const {
+    const auto* const name = std::ranges::find(kSharedMemoryPoolsNames, text);
+    if (name == std::end(kSharedMemoryPoolsNames)) return false;
+    config->*member = static_cast<SharedMemoryPools>(name - std::begin(kSharedMemoryPoolsNames));
+    return true;
+  }
   bool operator()(uint64_t Config::*member) const {
     const std::optional<uint64_t> value = ParseNumber(text, field.unit);
     if (!value || *value < field.min || *value > field.max) return false;
@@ -170,6 +179,9 @@ struct ToText {
   }
   std::string operator()(Eviction Config::*member) const {
     return std::string(kEvictionNames[static_cast<int>(config.*member)]);
+  }
+  std::string operator()(SharedMemoryPools Config::*member) const {
+    return std::string(kSharedMemoryPoolsNames[static_cast<int>(config.*member)]);
   }
   std::string operator()(uint64_t Config::*member) const {
     return NumberText(config.*member, field.unit);
@@ -415,6 +427,9 @@ std::string FieldRange(const ConfigField& field) {
   if (std::holds_alternative<bool Config::*>(field.member)) return "true or false";
   if (std::holds_alternative<LogLevel Config::*>(field.member)) return Names(kLevelNames);
   if (std::holds_alternative<Eviction Config::*>(field.member)) return Names(kEvictionNames);
+  if (std::holds_alternative<SharedMemoryPools Config::*>(field.member)) {
+    return Names(kSharedMemoryPoolsNames);
+  }
   return "text";
 }
 

@@ -13,6 +13,7 @@
 
 #include "common/log.h"
 #include "common/status.h"
+#include "service/shared_memory.h"
 #include "storage/eviction_order.h"
 
 namespace kvtier {
@@ -46,14 +47,15 @@ struct Config {
   uint64_t executor_threads = 4;
   bool shared_memory = true;
   std::vector<std::string> shared_memory_uids;  // decimal
+  SharedMemoryPools shared_memory_pools = SharedMemoryPools::kOne;
   uint64_t shared_memory_sessions = 64;
   uint64_t shared_store_bytes = uint64_t{8} << 20;
   uint64_t prefill_tokens_per_second = 0;  // of engines that do not tell; 0: not known
 };
 
-using ConfigMember =
-    std::variant<std::string Config::*, std::vector<std::string> Config::*, bool Config::*,
-                 LogLevel Config::*, Eviction Config::*, uint64_t Config::*>;
+using ConfigMember = std::variant<std::string Config::*, std::vector<std::string> Config::*,
+                                  bool Config::*, LogLevel Config::*, Eviction Config::*,
+                                  SharedMemoryPools Config::*, uint64_t Config::*>;
 
 // One row of the table. `name` is the flag without dashes and the key in the file; the environment
 // variable is KVTIER_ and the name in capitals with _ for -.

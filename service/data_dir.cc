@@ -29,7 +29,10 @@ constexpr size_t kChecksumBytes = 8;
 
 absl::Status SystemError(const std::string& what, const std::string& path) {
   const int error = errno;
-  return absl::ErrnoToStatus(error, absl::StrCat(what, " ", path));
+  absl::Status status = absl::ErrnoToStatus(error, absl::StrCat(what, " ", path));
+  if (error != ENOSPC && error != EDQUOT) return status;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(std::string(status.message()), "; make room on its filesystem"));
 }
 
 // The process id that the holder of the lock wrote.
@@ -58,13 +61,20 @@ absl::Status SyncDirectory(const std::string& file) {
   return absl::OkStatus();
 }
 
+absl::Status WriteSynced(const std::string& path, const std::string& content) {
+  const UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (file.get() < 0) return SystemError("cannot create", path);
+  KVTIER_RETURN_IF_ERROR(WriteAll(file.get(), content, path));
+  if (fsync(file.get()) != 0) return SystemError("cannot sync", path);
+  return absl::OkStatus();
+}
+
 absl::Status ReplaceFile(const std::string& path, const std::string& content) {
   const std::string fresh = path + ".new";
-  {
-    const UniqueFd file(open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (file.get() < 0) return SystemError("cannot create", fresh);
-    KVTIER_RETURN_IF_ERROR(WriteAll(file.get(), content, fresh));
-    if (fsync(file.get()) != 0) return SystemError("cannot sync", fresh);
+  const absl::Status written = WriteSynced(fresh, content);
+  if (!written.ok()) {
+    unlink(fresh.c_str());  // what there is of it takes room
+    return written;
   }
   if (rename(fresh.c_str(), path.c_str()) != 0) return SystemError("cannot replace", path);
   return SyncDirectory(path);
@@ -180,9 +190,13 @@ absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(const std::st
         absl::StrCat("data directory ", path, " is in use by process ", ReadHolder(lock.get()),
                      ": stop it or choose another with --data-dir"));
   }
+  // Over the last holder's, not after a truncation: that needs no room on a full disk.
   const std::string holder = absl::StrCat(getpid(), "\n");
-  if (ftruncate(lock.get(), 0) != 0) return SystemError("data directory: cannot write", lock_path);
-  KVTIER_RETURN_IF_ERROR(WriteAll(lock.get(), holder, lock_path));
+  const absl::Status written = WriteAll(lock.get(), holder, lock_path);
+  if (!written.ok() && !absl::IsResourceExhausted(written)) return written;
+  if (ftruncate(lock.get(), written.ok() ? static_cast<off_t>(holder.size()) : 0) != 0) {
+    return SystemError("data directory: cannot write", lock_path);
+  }
   return std::unique_ptr<DataDirectory>(new DataDirectory(path, std::move(lock)));
 }
 
@@ -244,7 +258,21 @@ absl::Status ModelStore::Add(const ModelSpec& spec) {
   if (models_.contains(id)) return absl::OkStatus();
   std::map<ModelId, ModelSpec> changed = models_;
   changed.emplace(id, spec);
-  return SaveLocked(changed);
+  const absl::Status saved = SaveLocked(changed);
+  if (!absl::IsResourceExhausted(saved)) return saved;
+  models_ = std::move(changed);
+  saved_ = false;
+  Log(LogLevel::kWarning, "a model is registered, but not saved until there is room on disk",
+      {{"name", spec.name}, {"model_id", id.ToHex()}, {"reason", std::string(saved.message())}});
+  return absl::OkStatus();
+}
+
+absl::Status ModelStore::Save() {
+  MutexLock lock(mutex_);
+  if (saved_) return absl::OkStatus();
+  KVTIER_RETURN_IF_ERROR(SaveLocked(models_));
+  Log(LogLevel::kInfo, "registered models are saved again", {{"file", file_}});
+  return absl::OkStatus();
 }
 
 absl::Status ModelStore::Remove(const ModelId& id) {
@@ -258,6 +286,7 @@ absl::Status ModelStore::Remove(const ModelId& id) {
 absl::Status ModelStore::SaveLocked(const std::map<ModelId, ModelSpec>& models) {
   KVTIER_RETURN_IF_ERROR(Annotate(ReplaceFile(file_, Encode(models)), "registered models"));
   models_ = models;
+  saved_ = true;
   return absl::OkStatus();
 }
 

@@ -1,6 +1,7 @@
 // What kvtierd keeps on disk besides payload: the lock, its sockets and the registered models.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,7 +21,8 @@ namespace kvtier {
 class DataDirectory {
  public:
   // FAILED_PRECONDITION naming the holder's process id when another process has it; else the
-  // system's words about the path that failed.
+  // system's words about the path that failed. The process id is for people: when the disk is too
+  // full to write it, the lock counts all the same.
   static absl::StatusOr<std::unique_ptr<DataDirectory>> Open(const std::string& path);
   DataDirectory(const DataDirectory&) = delete;
   DataDirectory& operator=(const DataDirectory&) = delete;
@@ -43,7 +45,8 @@ absl::Status RemoveStaleSocket(const std::string& path);
 // The registered models, in one file that is replaced atomically and synced at each change:
 //   magic "KVTMODL1", version u32, count u32, count times (length u32, v1.ModelSpec), XXH3-64 of
 //   all before
-// Integers are little endian. Thread-safe.
+// Integers are little endian. A model that a full disk keeps from being written is known all the
+// same, and saved once there is room: see Save. Thread-safe.
 class ModelStore {
  public:
   // A file that is damaged, or of a newer version, is set aside under another name (said in one log
@@ -53,9 +56,15 @@ class ModelStore {
 
   std::vector<ModelSpec> Models() const;
 
-  // Return when the change is on disk; a spec that is there already costs nothing. They block.
+  // These block. Add returns when the model is on disk, or, with a line in the log, when the disk
+  // is full; a spec that is there already costs nothing.
   absl::Status Add(const ModelSpec& spec);
+  // Returns when the model is gone from disk. RESOURCE_EXHAUSTED when that is full: it stays.
   absl::Status Remove(const ModelId& id);
+  // Writes what Add could not. RESOURCE_EXHAUSTED, naming the file, while the disk is full.
+  absl::Status Save();
+  // Whether all models are on disk. Does not block.
+  bool saved() const { return saved_; }
 
  private:
   explicit ModelStore(std::string file) : file_(std::move(file)) {}
@@ -63,6 +72,7 @@ class ModelStore {
   absl::Status SaveLocked(const std::map<ModelId, ModelSpec>& models) KVTIER_REQUIRES(mutex_);
 
   const std::string file_;
+  std::atomic<bool> saved_ = true;
   mutable Mutex mutex_;
   std::map<ModelId, ModelSpec> models_ KVTIER_GUARDED_BY(mutex_);
 };

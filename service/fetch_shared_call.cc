@@ -24,7 +24,8 @@ absl::StatusOr<std::unique_ptr<FetchSession>> FetchSharedCall::Open(
   wire::FetchSharedRequest fetch;
   KVTIER_RETURN_IF_ERROR(
       wire::DecodeFetchSharedRequest(message.views(), core_->options.limits, &fetch));
-  KVTIER_RETURN_IF_ERROR(FindSharedSession(*core_, fetch.session_id).status());
+  KVTIER_ASSIGN_OR_RETURN(const std::shared_ptr<const StoreRegion> client,
+                          FindSharedSession(*core_, fetch.session_id));
   if (fetch.lease_id == 0) {
     return absl::InvalidArgumentError("lease_id is missing: it keeps the bytes where they are");
   }
@@ -34,7 +35,7 @@ absl::StatusOr<std::unique_ptr<FetchSession>> FetchSharedCall::Open(
   KVTIER_ASSIGN_OR_RETURN(
       std::unique_ptr<FetchSession> session,
       core_->manager->BeginFetch(fetch.lease_id, fetch.first_block, fetch.last_block, part));
-  session->KeepToRam();
+  session->KeepToRam(client->domain());
   allow_gaps_ = fetch.allow_gaps;
   return session;
 }

@@ -194,7 +194,7 @@ absl::Status KvCacheService::DoRegister(const ModelSpec& spec, TimePoint deadlin
   if (!known && core_.options.save_model) {
     const absl::Status saved = core_.options.save_model(spec);
     if (!saved.ok()) {  // it would be gone after a restart: refused is refused
-      KVTIER_RETURN_IF_ERROR(core_.manager->RemoveModel(SpecId(spec)).status());
+      core_.manager->RemoveModel(SpecId(spec)).status().IgnoreError();  // nothing was stored yet
       return saved;
     }
   }

@@ -42,8 +42,11 @@ struct ServiceOptions {
   uint32_t retry_delay_ms = 100;  // told with RESOURCE_EXHAUSTED
   // Of engines that do not tell their own; 0: not known.
   double prefill_tokens_per_second = 0;
-  // Makes a registered model survive a restart; may block. Empty: it does not survive.
+  // Makes a registered model survive a restart; may block. On a full disk it may say OK and leave
+  // that to save_models. Empty: it does not survive.
   std::function<absl::Status(const ModelSpec&)> save_model;
+  // OK once all registered models survive a restart, without which no block is durable; may block.
+  std::function<absl::Status()> save_models;
   SharedMemory* shared_memory = nullptr;  // null: none is offered
   Recorder* recorder = nullptr;  // gets each Lookup that was answered; null: nothing is recorded
 };

@@ -10,6 +10,7 @@
 
 #include "common/absl_locks.h"
 #include "common/log.h"
+#include "common/standard_streams.h"
 #include "service/config.h"
 #include "service/grpc_server.h"
 #include "service/server.h"
@@ -126,4 +127,7 @@ int Main(int argc, char** argv) {
 
 }  // namespace kvtier
 
-int main(int argc, char** argv) { return kvtier::Main(argc, argv); }
+int main(int argc, char** argv) {
+  kvtier::HoldStandardStreams();
+  return kvtier::Main(argc, argv);
+}

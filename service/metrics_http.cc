@@ -272,8 +272,9 @@ const SharedFigure kSharedFigures[] = {
     {"kvtier_shared_fetched_bytes_total", "Payload in them.", kCounter,
      &SharedMemoryStats::fetched_bytes},
     {"kvtier_shared_not_shared_blocks_total",
-     "Parts of blocks that came from SSD and had no room in RAM, and so go over gRPC. High: grow "
-     "ram-bytes, or shorten leases.",
+     "Parts of blocks that go over gRPC: they came from SSD and had no room in RAM, or lie in "
+     "another user's pool. High: grow ram-bytes, shorten leases, or give users prompts of their "
+     "own.",
      kCounter, &SharedMemoryStats::not_shared_blocks},
     {"kvtier_shared_stored_blocks_total", "Parts of blocks stored through shared memory.", kCounter,
      &SharedMemoryStats::stored_blocks},
@@ -386,6 +387,30 @@ void AddSharedFamilies(const SharedMemoryStats& shared, std::vector<MetricFamily
   }
 }
 
+// A series for each user that may map RAM; there are as many as the operator lists.
+void AddPoolFamilies(const std::vector<SlotPool::DomainUsage>& pools,
+                     std::vector<MetricFamily>* out) {
+  if (pools.empty()) return;
+  MetricFamily backed{"kvtier_shared_pool_bytes",
+                      "Memory of the RAM tier in each user's pool, by uid; none: of what came over "
+                      "gRPC, and nobody may map. One user's near ram-bytes: the others go over "
+                      "gRPC or SSD; grow ram-bytes.",
+                      kGauge,
+                      {}};
+  MetricFamily used{"kvtier_shared_pool_used_bytes",
+                    "Of that, in slots that hold blocks. Far below it: the pool waits for another "
+                    "user to need the rest.",
+                    kGauge,
+                    {}};
+  for (const SlotPool::DomainUsage& pool : pools) {
+    const std::string uid = pool.domain.common() ? "none" : absl::StrCat(pool.domain.uid());
+    backed.metric.push_back(Sample(kGauge, static_cast<double>(pool.backed_bytes), {{"uid", uid}}));
+    used.metric.push_back(Sample(kGauge, static_cast<double>(pool.used_bytes), {{"uid", uid}}));
+  }
+  out->push_back(std::move(backed));
+  out->push_back(std::move(used));
+}
+
 // Whole powers of two, to keep the number of series down.
 void AddCurveFamilies(const std::vector<CurveSnapshot>& curves, const HitCurveStats& stats,
                       std::vector<MetricFamily>* out) {
@@ -473,6 +498,7 @@ std::vector<MetricFamily> ToFamilies(const MetricsSnapshot& snapshot) {
   AddTierFamilies(snapshot.manager, &out);
   if (snapshot.ssd) AddSsdFamilies(*snapshot.ssd, snapshot.manager, &out);
   if (snapshot.shared_memory) AddSharedFamilies(*snapshot.shared_memory, &out);
+  AddPoolFamilies(snapshot.shared_pools, &out);
   AddCurveFamilies(snapshot.curves, snapshot.curve_stats, &out);
   AddRpcFamilies(snapshot.rpcs, &out);
   return out;

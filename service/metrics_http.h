@@ -33,8 +33,9 @@ struct CurveSnapshot {
 // Everything one scrape shows, taken at one moment.
 struct MetricsSnapshot {
   ManagerStats manager;
-  std::optional<SsdTierStats> ssd;                 // empty when off
-  std::optional<SharedMemoryStats> shared_memory;  // empty when none is offered
+  std::optional<SsdTierStats> ssd;                  // empty when off
+  std::optional<SharedMemoryStats> shared_memory;   // empty when none is offered
+  std::vector<SlotPool::DomainUsage> shared_pools;  // empty with one pool for all
   std::vector<RpcSnapshot> rpcs;
   std::vector<CurveSnapshot> curves;
   HitCurveStats curve_stats;

@@ -25,6 +25,7 @@ namespace kvtier {
 namespace {
 
 constexpr Duration kTick = std::chrono::milliseconds(50);
+constexpr Duration kSaveModelsPause = std::chrono::seconds(1);
 constexpr std::chrono::milliseconds kShutdownGrace(250);
 constexpr uint64_t kProgressSteps = 10;
 constexpr uint64_t kProgressFrom = uint64_t{4} << 30;  // smaller pools are there at once
@@ -121,6 +122,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> StartSharedMemory(const Config& co
   for (const std::string& uid : config.shared_memory_uids) {
     options.uids.push_back(static_cast<uid_t>(std::stoul(uid)));
   }
+  options.pools = config.shared_memory_pools;
   options.max_sessions = static_cast<uint32_t>(config.shared_memory_sessions);
   options.store_region_bytes = config.shared_store_bytes;
   return SharedMemory::Start(std::move(options), memory);
@@ -161,6 +163,7 @@ ServiceOptions DataServiceOptions(const Config& config, ModelStore* models,
   options.recorder = recorder;
   options.prefill_tokens_per_second = static_cast<double>(config.prefill_tokens_per_second);
   options.save_model = [models](const ModelSpec& spec) { return models->Add(spec); };
+  options.save_models = [models] { return models->saved() ? absl::OkStatus() : models->Save(); };
   return options;
 }
 
@@ -226,6 +229,7 @@ class Daemon final : public Server {
   std::vector<CurveSnapshot> Curves(const ManagerStats& stats) const;
   MetricsSnapshot Snapshot() const;
   void ShowSsdHealth() KVTIER_EXCLUDES(health_mutex_);
+  void SaveModels();
   double UptimeSeconds() const {
     return std::chrono::duration<double>(clock_->Now() - started_).count();
   }
@@ -253,6 +257,7 @@ class Daemon final : public Server {
   Mutex health_mutex_;
   grpc::HealthCheckServiceInterface* health_ KVTIER_GUARDED_BY(health_mutex_) = nullptr;
   std::optional<bool> ssd_shown_ KVTIER_GUARDED_BY(health_mutex_);
+  TimePoint save_models_at_;  // the ticker's
   std::optional<Ticker> ticker_;
   GrpcServer data_;
   GrpcServer admin_;
@@ -291,6 +296,7 @@ Daemon::Daemon(const Config& config, std::vector<EffectiveSetting> settings,
         registry_.Sweep();
         if (shared_memory_ != nullptr) shared_memory_->Tick();
         ShowSsdHealth();
+        SaveModels();
       }) {}
 
 AdminContext Daemon::MakeAdminContext(std::vector<EffectiveSetting> settings) {
@@ -377,6 +383,13 @@ void Daemon::ShowSsdHealth() {
   ssd_shown_ = serving;
 }
 
+// Those that a full disk kept from being saved.
+void Daemon::SaveModels() {
+  if (models_->saved() || clock_->Now() < save_models_at_) return;
+  save_models_at_ = clock_->Now() + kSaveModelsPause;
+  executor_.Run([this] { models_->Save().IgnoreError(); });
+}
+
 void Daemon::Stop() {
   const TimePoint deadline = clock_->Now() + Milliseconds(config_.drain_ms);
   const bool served = data_.server != nullptr;
@@ -405,7 +418,13 @@ void Daemon::Stop() {
   recording_writer_.WaitIdle();
   ssd_reader_.WaitIdle();
   ssd_writer_.WaitIdle();
-  if (served) WriteDown(deadline);
+  if (!served) return;
+  const absl::Status saved = models_->Save();
+  if (!saved.ok()) {
+    Log(LogLevel::kWarning, "models were not saved, and must be registered again",
+        {{"reason", std::string(saved.message())}});
+  }
+  WriteDown(deadline);
 }
 
 // What RAM has and the SSD lacks, so that it is there after a restart.
@@ -441,6 +460,9 @@ MetricsSnapshot Daemon::Snapshot() const {
   out.curve_stats = manager_.curve_stats();
   if (ssd_ != nullptr) out.ssd = ssd_->stats();
   if (shared_memory_ != nullptr) out.shared_memory = shared_memory_->stats();
+  if (shared_memory_ != nullptr && config_.shared_memory_pools == SharedMemoryPools::kPerUid) {
+    out.shared_pools = manager_.RamByDomain();
+  }
   for (int i = 0; i < kRpcs; ++i) {
     out.rpcs.push_back(SnapshotRpc(kRpcNames[i], rpc_stats_.of(static_cast<Rpc>(i))));
   }

@@ -88,7 +88,8 @@ ssize_t SendPacket(int socket, const std::string& packet, int fd) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<StoreRegion>> StoreRegion::Make(uint64_t bytes) {
+absl::StatusOr<std::shared_ptr<StoreRegion>> StoreRegion::Make(uint64_t bytes,
+                                                               MemoryDomain domain) {
   const uint64_t size = DeviceMemory::RoundUp(bytes);
   UniqueFd fd(memfd_create("kvtier-store", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return SystemError("memfd_create");
@@ -99,7 +100,7 @@ absl::StatusOr<std::shared_ptr<StoreRegion>> StoreRegion::Make(uint64_t bytes) {
   void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) return SystemError("mmap");
   return std::shared_ptr<StoreRegion>(
-      new StoreRegion(std::move(fd), {static_cast<std::byte*>(base), size}));
+      new StoreRegion(std::move(fd), {static_cast<std::byte*>(base), size}, domain));
 }
 
 StoreRegion::~StoreRegion() { KVTIER_CHECK(munmap(bytes_.data(), bytes_.size()) == 0); }
@@ -247,11 +248,12 @@ void SharedMemory::AcceptAll() {
       if (!accepts_) Log(LogLevel::kWarning, "shared memory: no descriptor for a new client", {});
       return;
     }
-    if (!Allowed(socket.get())) {
+    const std::optional<uid_t> uid = AllowedUid(socket.get());
+    if (!uid) {
       refused_total_.Add();
       continue;
     }
-    const absl::Status begun = Begin(std::move(socket));
+    const absl::Status begun = Begin(std::move(socket), *uid);
     if (begun.ok()) continue;
     refused_total_.Add();
     Log(LogLevel::kWarning, "shared memory: a client gets none, and goes over gRPC",
@@ -259,19 +261,24 @@ void SharedMemory::AcceptAll() {
   }
 }
 
-bool SharedMemory::Allowed(int socket) const {
+// The peer's, if it may connect.
+std::optional<uid_t> SharedMemory::AllowedUid(int socket) const {
   ucred peer{};
   socklen_t bytes = sizeof(peer);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return std::nullopt;
   const bool listed =
       std::find(options_.uids.begin(), options_.uids.end(), peer.uid) != options_.uids.end();
-  if (listed || peer.uid == 0 || peer.uid == geteuid()) return true;
+  if (listed || peer.uid == 0 || peer.uid == geteuid()) return peer.uid;
   Log(LogLevel::kDebug, "shared memory: not for this uid, see shared-memory-uids",
       {{"uid", peer.uid}, {"pid", peer.pid}});
-  return false;
+  return std::nullopt;
 }
 
-absl::Status SharedMemory::Begin(UniqueFd socket) {
+MemoryDomain SharedMemory::DomainOf(uid_t uid) const {
+  return options_.pools == SharedMemoryPools::kPerUid ? MemoryDomain::OfUid(uid) : MemoryDomain();
+}
+
+absl::Status SharedMemory::Begin(UniqueFd socket, uid_t uid) {
   {
     MutexLock lock(mutex_);
     if (sessions_.size() >= options_.max_sessions) {
@@ -280,7 +287,7 @@ absl::Status SharedMemory::Begin(UniqueFd socket) {
     }
   }
   KVTIER_ASSIGN_OR_RETURN(std::shared_ptr<StoreRegion> store,
-                          StoreRegion::Make(options_.store_region_bytes));
+                          StoreRegion::Make(options_.store_region_bytes, DomainOf(uid)));
   v1::SharedMemoryMessage message;
   std::string id = NewSessionId();
   message.mutable_welcome()->set_session_id(id);
@@ -393,7 +400,8 @@ SharedMemory::Sent SharedMemory::AnswerOpen(Session* session, uint64_t region) {
   {
     // Together, so that a region that is retired from now on finds this session among its holders.
     MutexLock lock(mutex_);
-    absl::StatusOr<SharedHostMemory::OpenedRegion> opened = memory_->Open(region);
+    absl::StatusOr<SharedHostMemory::OpenedRegion> opened =
+        memory_->Open(region, session->store->domain());
     if (opened.ok()) {
       message.mutable_region()->set_bytes(opened->bytes);
       fd = std::move(opened->fd);

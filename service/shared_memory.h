@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,13 +36,17 @@ namespace kvtier {
 // once. Thread-safe.
 class StoreRegion {
  public:
-  static absl::StatusOr<std::shared_ptr<StoreRegion>> Make(uint64_t bytes);
+  // For a client of `domain`.
+  static absl::StatusOr<std::shared_ptr<StoreRegion>> Make(uint64_t bytes, MemoryDomain domain);
   ~StoreRegion();
   StoreRegion(const StoreRegion&) = delete;
   StoreRegion& operator=(const StoreRegion&) = delete;
 
   int fd() const { return fd_.get(); }
   std::span<std::byte> bytes() const { return bytes_; }
+  // Of the RAM tier: where what comes through this region is to lie, and all that its client may
+  // map.
+  MemoryDomain domain() const { return domain_; }
   uint64_t backed_bytes() const;  // of the pages that are there
 
   // For one call at a time: false while another has it.
@@ -49,18 +54,27 @@ class StoreRegion {
   void Release() { taken_.store(false); }
 
  private:
-  StoreRegion(UniqueFd fd, std::span<std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
+  StoreRegion(UniqueFd fd, std::span<std::byte> bytes, MemoryDomain domain)
+      : fd_(std::move(fd)), bytes_(bytes), domain_(domain) {}
 
   const UniqueFd fd_;
   const std::span<std::byte> bytes_;
+  const MemoryDomain domain_;
   std::atomic<bool> taken_{false};
 };
+
+// Who shares one pool of the RAM tier, and so can read all of it: all clients, or those of one uid.
+enum class SharedMemoryPools : uint8_t { kOne, kPerUid };
+inline constexpr std::string_view kSharedMemoryPoolsNames[] = {"one", "per-uid"};
 
 struct SharedMemoryOptions {
   std::string socket_path;
   // Who may connect besides this process's own user and root. With any the socket is open to all
   // (0666), else to this user alone (0600); the kernel's word on the peer's uid is what counts.
   std::vector<uid_t> uids;
+  // With kPerUid each client's blocks lie in a domain of its uid, and it may map no other. What
+  // came over gRPC lies in the common domain, which is nobody's then.
+  SharedMemoryPools pools = SharedMemoryPools::kOne;
   uint32_t max_sessions = 64;
   uint64_t store_region_bytes = uint64_t{8} << 20;  // of each session; rounded up to pages
 };
@@ -132,9 +146,10 @@ class SharedMemory {
   void Serve();
   void ServeReady(std::span<const pollfd> polled);
   void AcceptAll();
-  absl::Status Begin(UniqueFd socket) KVTIER_EXCLUDES(mutex_);
+  absl::Status Begin(UniqueFd socket, uid_t uid) KVTIER_EXCLUDES(mutex_);
   void End(Session* session) KVTIER_EXCLUDES(mutex_);
-  bool Allowed(int socket) const;
+  std::optional<uid_t> AllowedUid(int socket) const;
+  MemoryDomain DomainOf(uid_t uid) const;
   bool ReadAll(Session* session);
   bool Take(Session* session, std::span<const char> packet);
   bool CutOff(std::string_view why);

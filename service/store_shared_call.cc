@@ -52,6 +52,7 @@ absl::Status StoreSharedCall::Store() {
                           FindSharedSession(*core_, request.session_id));
   if (!request.has_header) return absl::InvalidArgumentError("header is missing");
   KVTIER_ASSIGN_OR_RETURN(writer_, StoreWriter::Open(core_, &request.header));
+  writer_->PutInto(region->domain());
   if (!region->Acquire()) {
     return absl::AbortedError("the session's store region serves another call");
   }

@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<StoreWriter>> StoreWriter::Open(ServiceCore* core
   KVTIER_ASSIGN_OR_RETURN(
       std::unique_ptr<StoreSession> session,
       core->manager->BeginStore(prompt, header->first_block, header->block_count, part));
-  return std::unique_ptr<StoreWriter>(new StoreWriter(std::move(session), durable));
+  return std::unique_ptr<StoreWriter>(new StoreWriter(core, std::move(session), durable));
 }
 
 absl::StatusOr<bool> StoreWriter::StartBlock(uint32_t block, TimePoint deadline) {
@@ -89,10 +89,16 @@ void StoreWriter::RejectFrom(uint32_t block) {
 
 // Blocks stay in RAM when the SSD takes nothing: the client hears that they may not outlive it.
 absl::Status StoreWriter::MakeDurable(TimePoint deadline) {
-  const absl::Status durable = session_->MakeDurable(deadline);
+  const absl::Status durable = WriteDurably(deadline);
   if (durable.ok() || absl::IsDeadlineExceeded(durable)) return durable;
   return absl::ResourceExhaustedError(
       absl::StrCat("held in RAM, but not durable: ", std::string(durable.message())));
+}
+
+// After a restart a block is known only if its model is.
+absl::Status StoreWriter::WriteDurably(TimePoint deadline) {
+  if (core_->options.save_models) KVTIER_RETURN_IF_ERROR(core_->options.save_models());
+  return session_->MakeDurable(deadline);
 }
 
 grpc::ByteBuffer StoreWriter::Reply() {

@@ -23,6 +23,9 @@ class StoreWriter {
   const StoreSession& session() const { return *session_; }
   bool durable() const { return durable_; }  // the reply waits for the SSD
 
+  // As StoreSession::PutInto.
+  void PutInto(MemoryDomain domain) { session_->PutInto(domain); }
+
   // True when the block's bytes are wanted: they go to Buffer(). RESOURCE_EXHAUSTED when there is
   // no room for the first block: then nothing of the rest fits either, and is of no use.
   absl::StatusOr<bool> StartBlock(uint32_t block, TimePoint deadline);
@@ -34,15 +37,18 @@ class StoreWriter {
   // Blocks from this one on can't be stored: one before them could not.
   void RejectFrom(uint32_t block);
 
-  // When durable(). RESOURCE_EXHAUSTED when the SSD takes nothing: the blocks stay in RAM. Blocks.
+  // When durable(). RESOURCE_EXHAUSTED when the SSD takes nothing, or the registered models cannot
+  // be saved: the blocks stay in RAM. Blocks.
   absl::Status MakeDurable(TimePoint deadline);
   // The StoreResponse; blocks that were not ended are NOT_SENT from now on.
   grpc::ByteBuffer Reply();
 
  private:
-  StoreWriter(std::unique_ptr<StoreSession> session, bool durable)
-      : session_(std::move(session)), durable_(durable) {}
+  StoreWriter(ServiceCore* core, std::unique_ptr<StoreSession> session, bool durable)
+      : core_(core), session_(std::move(session)), durable_(durable) {}
+  absl::Status WriteDurably(TimePoint deadline);
 
+  ServiceCore* const core_;
   const std::unique_ptr<StoreSession> session_;
   const bool durable_;
   uint32_t mismatches_ = 0;

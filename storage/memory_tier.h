@@ -24,7 +24,7 @@ class MemoryTier final : public Tier {
   uint64_t BlocksFor(std::span<const uint64_t> part_bytes, uint64_t identity_bytes) const override;
 
   // A slot to fill; empty when there is no room.
-  Slot Allocate(uint64_t bytes) { return pool_.Allocate(bytes); }
+  Slot Allocate(uint64_t bytes, MemoryDomain domain = {}) { return pool_.Allocate(bytes, domain); }
   // A filled slot becomes a location.
   Location Commit(Slot slot, uint64_t owner);
   std::span<std::byte> Bytes(Location location) const;

@@ -285,10 +285,9 @@ absl::Status RocksdbStore::OpenDatabase() {
   KVTIER_RETURN_IF_ERROR(opened);
 
   // What a killed process was writing. Only now: the lock is ours.
-  const std::string staging = settings_.directory + kStagingFolder;
   std::error_code error;
-  std::filesystem::remove_all(staging, error);
-  return WriteError(env->CreateDirIfMissing(staging));
+  std::filesystem::remove_all(StagingFolder(), error);
+  return WriteError(env->CreateDirIfMissing(StagingFolder()));
 }
 
 absl::Status RocksdbStore::TryToOpen() {
@@ -301,16 +300,25 @@ absl::Status RocksdbStore::TryToOpen() {
 }
 
 absl::StatusOr<std::unique_ptr<RocksdbStore>> RocksdbStore::OpenReadOnly(
-    const std::string& directory) {
-  std::unique_ptr<RocksdbStore> store(new RocksdbStore({directory, false, nullptr}));
-  store->options_->create_if_missing = false;
-  rocksdb::DB* db = nullptr;
-  KVTIER_RETURN_IF_ERROR(WithoutExceptions<absl::Status>([&] {
-    const rocksdb::Status opened = rocksdb::DB::OpenForReadOnly(*store->options_, directory, &db);
-    return opened.ok() ? absl::OkStatus() : OpenError(opened);
-  }));
-  store->db_.reset(db);
+    const RocksdbStoreOptions& options) {
+  std::unique_ptr<RocksdbStore> store(new RocksdbStore(options));
+  store->read_only_ = true;
+  KVTIER_RETURN_IF_ERROR(store->TryToOpenReadOnly());
   return store;
+}
+
+absl::Status RocksdbStore::TryToOpenReadOnly() {
+  if (options_->env->FileExists(settings_.directory + "/CURRENT").IsNotFound()) {
+    return absl::NotFoundError(absl::StrCat("there is no database in ", settings_.directory));
+  }
+  options_->create_if_missing = false;
+  return WithoutExceptions<absl::Status>([this] {
+    rocksdb::DB* db = nullptr;
+    const rocksdb::Status opened =
+        rocksdb::DB::OpenForReadOnly(*options_, settings_.directory, &db);
+    db_.reset(db);
+    return opened.ok() ? absl::OkStatus() : OpenError(opened);
+  });
 }
 
 std::vector<StoreFile> RocksdbStore::Files() const {
@@ -327,10 +335,10 @@ std::vector<StoreFile> RocksdbStore::Files() const {
   return files;
 }
 
+std::string RocksdbStore::StagingFolder() const { return settings_.directory + kStagingFolder; }
+
 // One file is written at a time, so one name is enough.
-std::string RocksdbStore::StagedPath() const {
-  return settings_.directory + kStagingFolder + "/new.sst";
-}
+std::string RocksdbStore::StagedPath() const { return StagingFolder() + "/new.sst"; }
 
 // Freeing a file's space takes the disk half as long as writing it, so both are done at once.
 absl::StatusOr<StoreFile> RocksdbStore::AddFile(const NewFile& file) {
@@ -380,7 +388,7 @@ absl::Status RocksdbStore::Ingest(const std::string& path) {
   ingest.write_global_seqno = false;
   ingest.allow_blocking_flush = false;
   ingest.fail_if_not_bottommost_level = true;
-  if (stopped()) return absl::UnavailableError("RocksDB has stopped after an error");
+  if (stopped()) return absl::UnavailableError("RocksDB takes nothing until it is opened again");
   return WriteError(db_->IngestExternalFile({path}, ingest));
 }
 
@@ -420,6 +428,7 @@ absl::Status RocksdbStore::SeekPair(std::string_view key, const UsePair& use) co
 
 absl::Status RocksdbStore::DeleteFiles(std::span<const KeyRange> ranges) {
   if (ranges.empty()) return absl::OkStatus();
+  if (read_only_) return absl::UnavailableError("the database is open to read only");
   std::vector<rocksdb::Slice> bounds;
   bounds.reserve(ranges.size() * 2);
   std::vector<rocksdb::RangePtr> pointers;
@@ -433,7 +442,9 @@ absl::Status RocksdbStore::DeleteFiles(std::span<const KeyRange> ranges) {
                                                  /*include_end=*/false));
 }
 
+// The folder may be missing: a full disk can keep Open from making it.
 absl::Status RocksdbStore::ProbeWrite() {
+  KVTIER_RETURN_IF_ERROR(WriteError(options_->env->CreateDirIfMissing(StagingFolder())));
   NewFile probe;
   probe.begin_key = "probe";
   const absl::Status status = WriteStaged(StagedPath(), probe).status();
@@ -441,6 +452,6 @@ absl::Status RocksdbStore::ProbeWrite() {
   return status;
 }
 
-bool RocksdbStore::stopped() const { return *stopped_; }
+bool RocksdbStore::stopped() const { return read_only_ || *stopped_; }
 
 }  // namespace kvtier

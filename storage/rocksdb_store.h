@@ -50,8 +50,10 @@ class RocksdbStore {
   // starting anew is the only way; FAILED_PRECONDITION: another process has it; RESOURCE_EXHAUSTED:
   // the disk is full; UNAVAILABLE: anything else, with the path. Unreadable SST files are no error.
   static absl::StatusOr<std::unique_ptr<RocksdbStore>> Open(const RocksdbStoreOptions& options);
-  // Writes nothing into the directory, and does not care who else has it open.
-  static absl::StatusOr<std::unique_ptr<RocksdbStore>> OpenReadOnly(const std::string& directory);
+  // Writes nothing into the directory, and does not care who else has it open. The store is
+  // stopped() from the start. NOT_FOUND: there is no database; else as Open.
+  static absl::StatusOr<std::unique_ptr<RocksdbStore>> OpenReadOnly(
+      const RocksdbStoreOptions& options);
   ~RocksdbStore();
 
   std::vector<StoreFile> Files() const;  // in the order of their keys
@@ -93,17 +95,20 @@ class RocksdbStore {
 
   // Writes and removes a small file: whether the medium takes bytes at all.
   absl::Status ProbeWrite();
-  // After an error that RocksDB holds on to. Reading goes on; only closing and opening can help.
+  // After an error that RocksDB holds on to, or when opened to read only. Reading goes on; only
+  // closing and opening can help.
   bool stopped() const;
 
  private:
   explicit RocksdbStore(const RocksdbStoreOptions& options);
   absl::Status OpenDatabase();
   absl::Status TryToOpen();
+  absl::Status TryToOpenReadOnly();
   absl::StatusOr<StoreFile> WriteStaged(const std::string& path, const NewFile& file);
   absl::StatusOr<std::string> FindList(const StoreFile& file) const;
   absl::Status SeekPair(std::string_view key, const UsePair& use) const;
   absl::Status Ingest(const std::string& path);
+  std::string StagingFolder() const;
   std::string StagedPath() const;
 
   const RocksdbStoreOptions settings_;
@@ -111,6 +116,7 @@ class RocksdbStore {
   const std::unique_ptr<rocksdb::Env> env_;
   const std::shared_ptr<std::atomic<bool>> stopped_;
   std::unique_ptr<rocksdb::Options> options_;
+  bool read_only_ = false;
   std::unique_ptr<rocksdb::DB> db_;
   std::unique_ptr<ThreadPool> remover_;
 };

@@ -57,10 +57,8 @@ absl::StatusOr<PartView> FetchSession::Read(uint32_t block, TimePoint deadline) 
     reads_.pop_front();
   }
   if (absl::IsResourceExhausted(view.status())) {
-    view = manager_->ReadPart(
-        pins_->blocks()[block], part_, pins_,
-        keep_to_ram_ ? TierManager::WithoutRoom::kGiveUp : TierManager::WithoutRoom::kBuffer,
-        deadline);
+    view = manager_->ReadPart(pins_->blocks()[block], part_, pins_,
+                              To(TierManager::WithoutRoom::kBuffer), deadline);
   }
   // The tier is busy getting well: what it holds is a miss meanwhile.
   if (absl::IsUnavailable(view.status())) return absl::NotFoundError("miss");
@@ -81,12 +79,11 @@ void FetchSession::ReadAhead(uint32_t block, TimePoint deadline) {
     auto read = std::make_shared<AheadRead>();
     read->block = ahead_;
     reads_.push_back(read);
-    const auto without_room =
-        keep_to_ram_ ? TierManager::WithoutRoom::kGiveUp : TierManager::WithoutRoom::kSpareBuffer;
+    const TierManager::ReadTo to = To(TierManager::WithoutRoom::kSpareBuffer);
     manager_->executors_.ssd_reader->Run(
-        [read, manager = manager_, pins = pins_, part = part_, without_room, deadline] {
+        [read, manager = manager_, pins = pins_, part = part_, to, deadline] {
           absl::StatusOr<PartView> view =
-              manager->ReadPart(pins->blocks()[read->block], part, pins, without_room, deadline);
+              manager->ReadPart(pins->blocks()[read->block], part, pins, to, deadline);
           MutexLock lock(read->mutex);
           read->view = std::move(view);
           read->done = true;
@@ -155,12 +152,12 @@ bool StoreSession::Reserve(uint32_t index, TimePoint deadline) {
     Reject(index, no_space ? RejectReason::kNoSpace : RejectReason::kNoParent);
     return false;
   }
-  block.slot = manager_->AllocateInRam(part_bytes_, deadline);
+  block.slot = manager_->AllocateInRam(part_bytes_, domain_, deadline);
   for (int i = 0; !block.slot && manager_->ssd_ != nullptr && i < kSpillTries; ++i) {
     // When there is nothing to spill here, others may be about to spill theirs.
     const uint64_t progress = manager_->WriterProgress();
     if (!Spill(index, deadline)) manager_->WaitForWriter(progress, deadline);
-    block.slot = manager_->AllocateInRam(part_bytes_, deadline);
+    block.slot = manager_->AllocateInRam(part_bytes_, domain_, deadline);
   }
   if (!block.slot) Reject(index, RejectReason::kNoSpace);
   return static_cast<bool>(block.slot);

@@ -32,9 +32,12 @@ class FetchSession {
   uint32_t last() const { return last_; }
   // The lease's, to be kept running for as long as the call takes; null for a Fetch by prompt.
   const std::shared_ptr<FetchClock>& fetch_clock() const { return fetch_clock_; }
-  // From now on only bytes in RAM itself are of use: where it has no room for a block, Next says
-  // RESOURCE_EXHAUSTED instead of reading it into a buffer.
-  void KeepToRam() { keep_to_ram_ = true; }
+  // From now on only bytes in this domain of RAM are of use: where it has no room for a block, or
+  // the block lies in another domain, Next says RESOURCE_EXHAUSTED.
+  void KeepToRam(MemoryDomain domain) {
+    keep_to_ram_ = true;
+    domain_ = domain;
+  }
   // True when Next(block) would wait for another tier than RAM: call it where blocking is allowed.
   bool WouldBlock(uint32_t block) const;
   // The part's bytes; blocks after it are read ahead. NOT_FOUND is a miss; DEADLINE_EXCEEDED when a
@@ -47,6 +50,10 @@ class FetchSession {
 
   absl::StatusOr<PartView> Read(uint32_t block, TimePoint deadline);
   void ReadAhead(uint32_t block, TimePoint deadline);
+  // `else_to`: when nothing in RAM may leave, unless only RAM is of use.
+  TierManager::ReadTo To(TierManager::WithoutRoom else_to) const {
+    return {keep_to_ram_ ? TierManager::WithoutRoom::kGiveUp : else_to, domain_, keep_to_ram_};
+  }
   absl::StatusOr<PartView> WaitFor(AheadRead* read, TimePoint deadline);
 
   TierManager* const manager_;
@@ -57,6 +64,7 @@ class FetchSession {
   const uint16_t part_;
   const uint64_t part_bytes_;
   bool keep_to_ram_ = false;
+  MemoryDomain domain_;                           // of what is read into RAM
   uint32_t ahead_ = 0;                            // every block before it was looked at
   std::deque<std::shared_ptr<AheadRead>> reads_;  // ascending; shared with the reader's tasks
 };
@@ -102,6 +110,8 @@ class StoreSession {
   StoreOutcome outcome(uint32_t block) const { return blocks_[block - first_].outcome; }
   RejectReason reason(uint32_t block) const { return blocks_[block - first_].reason; }
 
+  // Where the blocks shall lie, of those that Reserve is called for from now on.
+  void PutInto(MemoryDomain domain) { domain_ = domain; }
   // True when Reserve may have to wait for a slower tier: call it where blocking is allowed.
   bool WouldBlock() const;
   // Takes a slot for a pending block; true when it has one already. False: it was rejected.
@@ -138,6 +148,7 @@ class StoreSession {
   // before it were spilled to SSD, and may not even be there any more.
   std::vector<EntryId> path_;
   uint32_t held_from_ = 0;
+  MemoryDomain domain_;
   std::vector<Block> blocks_;
   const uint32_t first_absent_;              // of the prompt, when the session began
   const std::vector<SampledBlock> sampled_;  // of the prompt, up to the last block named

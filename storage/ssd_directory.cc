@@ -17,10 +17,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-absl::Status HostError(const std::string& what, const std::string& path, const std::string& why) {
+absl::Status HostError(const std::string& what, const std::string& path, int error) {
+  const std::string text = absl::StrCat("cannot ", what, " ", path, ": ", std::strerror(error));
+  if (error == ENOSPC || error == EDQUOT) {
+    return absl::ResourceExhaustedError(text + "; make room on its filesystem");
+  }
   return absl::FailedPreconditionError(
-      absl::StrCat("cannot ", what, " ", path, ": ", why,
-                   "; check that it is on a healthy disk and that this user may write there"));
+      text + "; check that it is on a healthy disk and that this user may write there");
 }
 
 // 0, or the errno of creating a file with these flags on top.
@@ -63,13 +66,13 @@ absl::StatusOr<bool> PrepareSsdDirectory(const std::string& directory) {
   if (fs::create_directories(directory, error)) {
     fs::permissions(directory, fs::perms::owner_all, error);
   }
-  if (error) return HostError("make the directory", directory, error.message());
+  if (error) return HostError("make the directory", directory, error.value());
   const std::string probe = directory + "/probe";
   const int direct = TryToCreate(probe, O_DIRECT);
   if (direct == 0) return true;
   const int buffered = TryToCreate(probe, 0);
   if (buffered == 0) return false;
-  return HostError("make files in", directory, std::strerror(buffered));
+  return HostError("make files in", directory, buffered);
 }
 
 absl::StatusOr<std::string> SetSsdDirectoryAside(const std::string& directory) {
@@ -79,7 +82,7 @@ absl::StatusOr<std::string> SetSsdDirectoryAside(const std::string& directory) {
   for (const fs::path& old : SetAsideBefore(from, &highest)) fs::remove_all(old, error);
   const std::string to = absl::StrCat(from.string(), ".damaged-", highest + 1);
   fs::rename(from, to, error);
-  if (error) return HostError("rename", directory, error.message());
+  if (error) return HostError("rename", directory, error.value());
   RemovePayloadFiles(to);
   return to;
 }

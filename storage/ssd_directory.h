@@ -8,7 +8,8 @@
 namespace kvtier {
 
 // Makes the directory, readable by its owner only, unless it is there, and tells whether files in
-// it can be read and written past the page cache (O_DIRECT). Errors name the path and what to do.
+// it can be read and written past the page cache (O_DIRECT). RESOURCE_EXHAUSTED: its disk is full;
+// FAILED_PRECONDITION: it cannot be written for another reason. Both name the path and what to do.
 absl::StatusOr<bool> PrepareSsdDirectory(const std::string& directory);
 
 // Moves a damaged directory out of the way, to DIRECTORY.damaged-N, and returns that path. Its

@@ -5,7 +5,8 @@
 namespace kvtier {
 
 absl::StatusOr<std::unique_ptr<SsdInspector>> SsdInspector::Open(const std::string& directory) {
-  absl::StatusOr<std::unique_ptr<RocksdbStore>> store = RocksdbStore::OpenReadOnly(directory);
+  absl::StatusOr<std::unique_ptr<RocksdbStore>> store =
+      RocksdbStore::OpenReadOnly({directory, /*direct_io=*/false, nullptr});
   if (!store.ok()) return Annotate(store.status(), absl::StrCat("cannot look into ", directory));
   return std::unique_ptr<SsdInspector>(new SsdInspector(std::move(*store)));
 }

@@ -86,21 +86,16 @@ std::string_view SsdStateName(SsdState state) {
 // Opening
 
 absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::Open(SsdTierOptions options) {
-  KVTIER_ASSIGN_OR_RETURN(const bool direct_io, PrepareSsdDirectory(options.directory));
-  if (!direct_io) {
-    Log(LogLevel::kWarning, "ssd: the filesystem has no direct I/O; the page cache is used",
-        {{"path", options.directory}});
+  std::unique_ptr<SsdTier> tier(new SsdTier(std::move(options)));
+  {
+    MutexLock io(tier->io_mutex_);
+    KVTIER_RETURN_IF_ERROR(tier->Start());
   }
-  std::unique_ptr<SsdTier> tier(new SsdTier(std::move(options), direct_io));
-  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<RocksdbStore> store, tier->OpenStore());
-  MutexLock io(tier->io_mutex_);
-  tier->TakeOver(std::move(store), /*start=*/true);
   return tier;
 }
 
-SsdTier::SsdTier(SsdTierOptions options, bool direct_io)
+SsdTier::SsdTier(SsdTierOptions options)
     : options_(std::move(options)),
-      store_options_{options_.directory, direct_io, options_.file_system},
       backoff_(kFirstBackoff),
       capacity_bytes_(options_.capacity_bytes) {
   KVTIER_CHECK(options_.clock != nullptr);
@@ -108,9 +103,40 @@ SsdTier::SsdTier(SsdTierOptions options, bool direct_io)
 
 SsdTier::~SsdTier() = default;
 
+absl::Status SsdTier::Start() {
+  absl::StatusOr<std::unique_ptr<RocksdbStore>> store = OpenStore();
+  if (absl::IsResourceExhausted(store.status())) return StartOnFullDisk(store.status());
+  KVTIER_RETURN_IF_ERROR(store.status());
+  if (!direct_io_) {
+    Log(LogLevel::kWarning, "ssd: the filesystem has no direct I/O; the page cache is used",
+        {{"path", options_.directory}});
+  }
+  TakeOver(std::move(*store), /*start=*/true);
+  return absl::OkStatus();
+}
+
+// From there Maintain goes on as after a disk that filled up later.
+absl::Status SsdTier::StartOnFullDisk(const absl::Status& full) {
+  absl::StatusOr<std::unique_ptr<RocksdbStore>> store = RocksdbStore::OpenReadOnly(StoreOptions());
+  if (store.ok()) {
+    TakeOver(std::move(*store), /*start=*/true);
+    Fail(full).IgnoreError();
+    return absl::OkStatus();
+  }
+  if (!absl::IsNotFound(store.status())) return full;
+  ReopenAfter(full);
+  Postpone();
+  return absl::OkStatus();
+}
+
+RocksdbStoreOptions SsdTier::StoreOptions() const {
+  return {options_.directory, direct_io_, options_.file_system};
+}
+
 // Sets a damaged database aside once; what fails after that is the host's.
-absl::StatusOr<std::unique_ptr<RocksdbStore>> SsdTier::OpenStore() const {
-  absl::StatusOr<std::unique_ptr<RocksdbStore>> store = RocksdbStore::Open(store_options_);
+absl::StatusOr<std::unique_ptr<RocksdbStore>> SsdTier::OpenStore() {
+  KVTIER_ASSIGN_OR_RETURN(direct_io_, PrepareSsdDirectory(options_.directory));
+  absl::StatusOr<std::unique_ptr<RocksdbStore>> store = RocksdbStore::Open(StoreOptions());
   if (absl::IsDataLoss(store.status())) {
     KVTIER_ASSIGN_OR_RETURN(const std::string aside, SetSsdDirectoryAside(options_.directory));
     Log(LogLevel::kError, "ssd: damaged; set aside, starting empty",
@@ -118,7 +144,7 @@ absl::StatusOr<std::unique_ptr<RocksdbStore>> SsdTier::OpenStore() const {
          {"set_aside", aside},
          {"error", std::string(store.status().message())}});
     KVTIER_RETURN_IF_ERROR(PrepareSsdDirectory(options_.directory).status());
-    store = RocksdbStore::Open(store_options_);
+    store = RocksdbStore::Open(StoreOptions());
   }
   if (store.ok()) return store;
   return Annotate(store.status(), absl::StrCat("cannot open the SSD tier in ", options_.directory));
@@ -176,6 +202,7 @@ void SsdTier::AddTombstone(const Tombstone& tombstone, uint64_t bytes) {
 void SsdTier::Recover(const std::function<void(std::span<const StoredPart>)>& segment) {
   MutexLock io(io_mutex_);
   const RocksdbStore* const store = this->store();
+  if (store == nullptr) return;
   std::vector<StoreFile> files = store->Files();
   std::erase_if(files, [](const StoreFile& file) {
     const std::optional<FileKey> key = ParseFileKey(file.smallest_key);
@@ -546,6 +573,13 @@ void SsdTier::ChangeState(SsdState state, const absl::Status& why) {
       {{"path", options_.directory}, {"why", std::string(why.message())}});
 }
 
+void SsdTier::ReopenAfter(const absl::Status& why) {
+  ChangeState(SsdState::kReopening,
+              absl::UnavailableError(absl::StrCat(
+                  "the SSD tier in ", options_.directory, " is being reopened after an error: ",
+                  std::string(why.message()), "; it is tried again every few seconds")));
+}
+
 // After a write that went wrong. Returns what the tier says from now on.
 absl::Status SsdTier::Fail(const absl::Status& why) {
   write_errors_.Add();
@@ -587,20 +621,19 @@ void SsdTier::TryToServe() {
 // Space that dead files hold may be just what is missing, so they go first. RocksDB is closed only
 // when it holds on to an error and the medium takes bytes again: reading goes on until then.
 absl::Status SsdTier::GetWell() {
-  if (state() == SsdState::kReopening) return Reopen(writable());
-  RetireDead().IgnoreError();
+  if (state() != SsdState::kReopening) RetireDead().IgnoreError();
   KVTIER_RETURN_IF_ERROR(CheckFreeSpace(options_.directory, segment_bytes()));
+  if (state() == SsdState::kReopening) return Reopen();
   KVTIER_RETURN_IF_ERROR(store()->ProbeWrite());
-  if (store()->stopped()) return Reopen(writable());
+  if (store()->stopped()) {
+    ReopenAfter(writable());
+    return Reopen();
+  }
   Reconcile(/*start=*/false);
   return RetireDead();
 }
 
-absl::Status SsdTier::Reopen(const absl::Status& why) {
-  ChangeState(SsdState::kReopening,
-              absl::UnavailableError(absl::StrCat(
-                  "the SSD tier in ", options_.directory, " is being reopened after an error: ",
-                  std::string(why.message()), "; it is tried again every few seconds")));
+absl::Status SsdTier::Reopen() {
   std::unique_ptr<RocksdbStore> old;
   {
     MutexLock lock(mutex_);
@@ -608,8 +641,12 @@ absl::Status SsdTier::Reopen(const absl::Status& why) {
     old = std::move(store_);
   }
   old.reset();
-  KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<RocksdbStore> store, OpenStore());
-  TakeOver(std::move(store), /*start=*/false);
+  absl::StatusOr<std::unique_ptr<RocksdbStore>> store = OpenStore();
+  if (!store.ok()) {
+    ReopenAfter(store.status());
+    return store.status();
+  }
+  TakeOver(std::move(*store), /*start=*/false);
   ChangeState(SsdState::kReadOnly,
               absl::UnavailableError(absl::StrCat("the SSD tier in ", options_.directory,
                                                   " was reopened and tries to write again")));

@@ -33,7 +33,7 @@ struct SsdTierOptions {
 enum class SsdState {
   kServing,
   kReadOnly,   // writing failed; it is tried again by Maintain
-  kReopening,  // not even reading: RocksDB is being closed and opened
+  kReopening,  // not even reading: RocksDB is being opened, or closed and opened, by Maintain
 };
 std::string_view SsdStateName(SsdState state);  // "serving", "read-only", "reopening"
 
@@ -60,8 +60,9 @@ struct SsdTierStats {
 class SsdTier final : public LogTier {
  public:
   // A database that is damaged beyond use is set aside with one log line, and the tier starts
-  // empty. Errors of the host (permissions, a broken disk, a full disk, a second process) are
-  // returned, with the path and what to do.
+  // empty. On a full disk it starts kReadOnly with what is there, or kReopening where nothing is
+  // yet. Other errors of the host (permissions, a broken disk, a second process), and a full disk
+  // with a database that cannot even be read, are returned, with the path and what to do.
   static absl::StatusOr<std::unique_ptr<SsdTier>> Open(SsdTierOptions options);
   ~SsdTier() override;
 
@@ -98,8 +99,11 @@ class SsdTier final : public LogTier {
     uint64_t bytes = 0;
   };
 
-  SsdTier(SsdTierOptions options, bool direct_io);
-  absl::StatusOr<std::unique_ptr<RocksdbStore>> OpenStore() const;
+  explicit SsdTier(SsdTierOptions options);
+  absl::Status Start() KVTIER_REQUIRES(io_mutex_);
+  absl::Status StartOnFullDisk(const absl::Status& full) KVTIER_REQUIRES(io_mutex_);
+  RocksdbStoreOptions StoreOptions() const KVTIER_REQUIRES(io_mutex_);
+  absl::StatusOr<std::unique_ptr<RocksdbStore>> OpenStore() KVTIER_REQUIRES(io_mutex_);
   void TakeOver(std::unique_ptr<RocksdbStore> store, bool start) KVTIER_REQUIRES(io_mutex_);
   void Reconcile(bool start) KVTIER_REQUIRES(io_mutex_);
   void AddTombstone(const Tombstone& tombstone, uint64_t bytes) KVTIER_REQUIRES(mutex_);
@@ -141,14 +145,14 @@ class SsdTier final : public LogTier {
   RocksdbStore* store() const;
   SsdState state() const;
   void ChangeState(SsdState state, const absl::Status& why);
+  void ReopenAfter(const absl::Status& why);
   absl::Status Fail(const absl::Status& why) KVTIER_REQUIRES(io_mutex_);
   void Postpone() KVTIER_REQUIRES(io_mutex_);
   void TryToServe() KVTIER_REQUIRES(io_mutex_);
   absl::Status GetWell() KVTIER_REQUIRES(io_mutex_);
-  absl::Status Reopen(const absl::Status& why) KVTIER_REQUIRES(io_mutex_);
+  absl::Status Reopen() KVTIER_REQUIRES(io_mutex_);
 
   const SsdTierOptions options_;
-  const RocksdbStoreOptions store_options_;
 
   // These synchronise themselves.
   Counter file_bytes_written_;
@@ -161,13 +165,14 @@ class SsdTier final : public LogTier {
 
   // Held over whatever changes the medium: one of these at a time. Taken before mutex_.
   Mutex io_mutex_;
+  bool direct_io_ KVTIER_GUARDED_BY(io_mutex_) = false;  // as far as is known
   uint64_t next_batch_ KVTIER_GUARDED_BY(io_mutex_) = 1;
   TimePoint retry_at_ KVTIER_GUARDED_BY(io_mutex_);
   Duration backoff_ KVTIER_GUARDED_BY(io_mutex_);
 
   // Guards the books; no I/O inside.
   mutable Mutex mutex_ KVTIER_ACQUIRED_AFTER(io_mutex_);
-  std::unique_ptr<RocksdbStore> store_ KVTIER_GUARDED_BY(mutex_);  // null only while reopening
+  std::unique_ptr<RocksdbStore> store_ KVTIER_GUARDED_BY(mutex_);  // null only in kReopening
   SsdState state_ KVTIER_GUARDED_BY(mutex_) = SsdState::kServing;
   absl::Status why_ KVTIER_GUARDED_BY(mutex_);
   uint64_t capacity_bytes_ KVTIER_GUARDED_BY(mutex_);

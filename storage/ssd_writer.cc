@@ -576,6 +576,8 @@ void TierManager::Restore() {
     counts_.ssd_restored_blocks = index_.complete_in(TierKind::kSsd);
     carry_credit_ = MostCarry();
   }
+  const TierUsage usage = ssd_->usage();
+  if (usage.used_bytes <= usage.capacity_bytes) return;
   const absl::Status trimmed = TrimSsd();
   if (trimmed.ok()) return;
   Log(LogLevel::kWarning, "SSD tier holds more than its capacity and cannot shrink now",

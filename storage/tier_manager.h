@@ -12,6 +12,10 @@
 //           that the SSD lacks ] -> [ oldest segments, as many as must leave: what was used since
 //           it was written is written again ] -> ssd.Write -> [ commit ] -> old segments erased
 //
+// Blocks lie in domains of RAM (gpu/slot_pool.h): a Store says in which, and whoever has a block
+// read into RAM; what is in RAM stays in its domain until it leaves. Which block leaves does not
+// depend on domains.
+//
 // Brackets are the index lock: inside them no I/O and no copying of payload. In memory eviction is
 // least recently used, leaf first, with a protected segment if the operator chose one:
 // storage/eviction_order.h. No block outlives its parent. The SSD is a log: segments leave whole,
@@ -258,6 +262,7 @@ class TierManager {
   absl::StatusOr<HitRatioCurve> Curve(const std::optional<ModelId>& model, bool since_start) const;
   HitCurveStats curve_stats() const { return curve_.stats(); }
   ManagerStats stats() const;
+  std::vector<SlotPool::DomainUsage> RamByDomain() const { return ram_->pool().UsageByDomain(); }
   TierSpeeds& speeds() { return speeds_; }
 
   // Aborts when the index, the orders, the pools and the counts disagree. Only while no call is in
@@ -400,8 +405,10 @@ class TierManager {
   }
   static EntryId OwnerBlock(SlotPool::OwnerTag owner) { return static_cast<EntryId>(owner); }
   static uint16_t OwnerPart(SlotPool::OwnerTag owner) { return static_cast<uint16_t>(owner >> 32); }
-  Slot AllocateInRam(uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
-  bool MakeRoom(TierKind tier, uint64_t bytes, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  Slot AllocateInRam(uint64_t bytes, MemoryDomain domain, TimePoint deadline)
+      KVTIER_EXCLUDES(mutex_);
+  bool MakeRoom(TierKind tier, uint64_t bytes, MemoryDomain domain, TimePoint deadline)
+      KVTIER_EXCLUDES(mutex_);
   bool EvictOldest(TierKind tier, TimePoint deadline) KVTIER_EXCLUDES(mutex_);
   EntryId OldestUnusedLocked(TierKind tier) const KVTIER_REQUIRES(mutex_);
   void EvictFromRamLocked(EntryId block, Erasures* erasures) KVTIER_REQUIRES(mutex_);
@@ -410,11 +417,19 @@ class TierManager {
   Move MoveLocked(EntryId block, uint16_t part, TierKind from) const KVTIER_REQUIRES(mutex_);
   // What to do when nothing in RAM may leave.
   enum class WithoutRoom { kGiveUp, kSpareBuffer, kBuffer };
+  // Where a part is read to: into RAM, or else.
+  struct ReadTo {
+    WithoutRoom without_room = WithoutRoom::kBuffer;
+    MemoryDomain domain;
+    bool keep_to_domain = false;  // what lies in another domain of RAM is of no use
+  };
   absl::StatusOr<PartView> ReadPart(EntryId block, uint16_t part,
-                                    const std::shared_ptr<const PinSet>& pins,
-                                    WithoutRoom without_room, TimePoint deadline)
-      KVTIER_EXCLUDES(mutex_);
-  absl::StatusOr<PartView> Fill(const Move& move, WithoutRoom without_room, TimePoint deadline)
+                                    const std::shared_ptr<const PinSet>& pins, const ReadTo& to,
+                                    TimePoint deadline) KVTIER_EXCLUDES(mutex_);
+  absl::StatusOr<PartView> ViewInRamLocked(EntryId block, uint16_t part,
+                                           const std::shared_ptr<const PinSet>& pins,
+                                           const ReadTo& to) KVTIER_REQUIRES(mutex_);
+  absl::StatusOr<PartView> Fill(const Move& move, const ReadTo& to, TimePoint deadline)
       KVTIER_EXCLUDES(mutex_);
   void EndFill(const Move& move, const absl::Status& status, Slot slot) KVTIER_EXCLUDES(mutex_);
   void StartPromotion(std::shared_ptr<const PinSet> pins, uint32_t blocks, TierKind to)
@@ -426,7 +441,8 @@ class TierManager {
       KVTIER_EXCLUDES(mutex_);
   MemoryTier* memory_tier(TierKind tier) const;
   bool MarkMoving(TierKind kind, SlotPool::Drain* drain) KVTIER_EXCLUDES(mutex_);
-  bool DrainExtent(TierKind tier, uint64_t wanted_bytes) KVTIER_EXCLUDES(mutex_);
+  bool DrainExtent(TierKind tier, uint64_t wanted_bytes, MemoryDomain domain)
+      KVTIER_EXCLUDES(mutex_);
   void Shrink(TierKind tier) KVTIER_EXCLUDES(mutex_) KVTIER_REQUIRES(resize_mutex_);
 
   absl::Status ResizeMemory(TierKind tier, uint64_t bytes) KVTIER_EXCLUDES(mutex_)

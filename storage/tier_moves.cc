@@ -27,20 +27,20 @@ MemoryTier* TierManager::memory_tier(TierKind kind) const {
 // --- Making room
 
 // Empty when no room can be made.
-Slot TierManager::AllocateInRam(uint64_t bytes, TimePoint deadline) {
+Slot TierManager::AllocateInRam(uint64_t bytes, MemoryDomain domain, TimePoint deadline) {
   do {
-    if (Slot slot = ram_->Allocate(bytes)) return slot;
-  } while (MakeRoom(TierKind::kRam, bytes, deadline));
+    if (Slot slot = ram_->Allocate(bytes, domain)) return slot;
+  } while (MakeRoom(TierKind::kRam, bytes, domain, deadline));
   return Slot();
 }
 
-// One step towards room for a part of `bytes`: memory that another size class does not use, else
-// the least recent block. False when there was nothing to gain, and for a part that would not fit
-// if everything left.
-bool TierManager::MakeRoom(TierKind kind, uint64_t bytes, TimePoint deadline) {
+// One step towards room for a part of `bytes`: memory that another size class or domain does not
+// use, else the least recent block. False when there was nothing to gain, and for a part that would
+// not fit if everything left.
+bool TierManager::MakeRoom(TierKind kind, uint64_t bytes, MemoryDomain domain, TimePoint deadline) {
   if (MemoryTier* memory = memory_tier(kind); memory != nullptr) {
     if (!memory->pool().CanHold(bytes)) return false;
-    if (DrainExtent(kind, bytes)) return true;
+    if (DrainExtent(kind, bytes, domain)) return true;
   }
   return EvictOldest(kind, deadline);
 }
@@ -149,7 +149,7 @@ TierManager::Move TierManager::MoveLocked(EntryId block, uint16_t part, TierKind
 
 absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
                                                const std::shared_ptr<const PinSet>& pins,
-                                               WithoutRoom without_room, TimePoint deadline) {
+                                               const ReadTo& to, TimePoint deadline) {
   for (;;) {
     Move move;
     {
@@ -158,16 +158,8 @@ absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
       const Model& model = *models_[entry.model];
       const PartState& state = index_.parts(block)[part];
       if (!GroupPresentLocked(block, part / model.ranks)) return absl::NotFoundError("miss");
-      const Location in_ram = state.at[static_cast<int>(TierKind::kRam)];
-      if (in_ram != kNoLocation) {
-        counts_.tiers[static_cast<int>(TierKind::kRam)].bytes_read += model.part_bytes[part];
-        const SlotPool::Place at = ram_->Locate(in_ram);
-        return PartView{at.bytes.first(model.part_bytes[part]),
-                        state.checksum,
-                        TierKind::kRam,
-                        pins,
-                        at.region,
-                        at.offset};
+      if (state.at[static_cast<int>(TierKind::kRam)] != kNoLocation) {
+        return ViewInRamLocked(block, part, pins, to);
       }
       if (entry.filling) {
         const Duration left = deadline - clock_->Now();
@@ -180,7 +172,7 @@ absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
       index_.entry(block).filling = true;
       move = MoveLocked(block, part, on_gpu ? TierKind::kGpu : TierKind::kSsd);
     }
-    absl::StatusOr<PartView> view = Fill(move, without_room, deadline);
+    absl::StatusOr<PartView> view = Fill(move, to, deadline);
     if (view.ok() && view->hold == nullptr) view->hold = pins;
     // A copy that is damaged is gone now: another tier has the block, or it is a miss.
     if (absl::IsNotFound(view.status()) || absl::IsDataLoss(view.status())) continue;
@@ -188,14 +180,28 @@ absl::StatusOr<PartView> TierManager::ReadPart(EntryId block, uint16_t part,
   }
 }
 
+absl::StatusOr<PartView> TierManager::ViewInRamLocked(EntryId block, uint16_t part,
+                                                      const std::shared_ptr<const PinSet>& pins,
+                                                      const ReadTo& to) {
+  const uint64_t bytes = models_[index_.entry(block).model]->part_bytes[part];
+  const PartState& state = index_.parts(block)[part];
+  const SlotPool::Place at = ram_->Locate(state.at[static_cast<int>(TierKind::kRam)]);
+  if (to.keep_to_domain && at.domain != to.domain) {
+    return absl::ResourceExhaustedError("this block lies in another domain of RAM");
+  }
+  counts_.tiers[static_cast<int>(TierKind::kRam)].bytes_read += bytes;
+  return PartView{
+      at.bytes.first(bytes), state.checksum, TierKind::kRam, pins, at.region, at.offset};
+}
+
 // Reads one part into RAM, or, unless that is no use, into a buffer of its own when nothing in RAM
 // may leave. The block is pinned and marked filling; the mark ends here.
-absl::StatusOr<PartView> TierManager::Fill(const Move& move, WithoutRoom without_room,
+absl::StatusOr<PartView> TierManager::Fill(const Move& move, const ReadTo& read_to,
                                            TimePoint deadline) {
-  Slot slot = AllocateInRam(move.bytes, deadline);
+  Slot slot = AllocateInRam(move.bytes, read_to.domain, deadline);
   std::shared_ptr<std::byte[]> buffer;
-  if (!slot && without_room != WithoutRoom::kGiveUp) {
-    buffer = TakeBuffer(move.bytes, without_room, deadline);
+  if (!slot && read_to.without_room != WithoutRoom::kGiveUp) {
+    buffer = TakeBuffer(move.bytes, read_to.without_room, deadline);
   }
   SlotPool::Place at;
   if (slot) at = ram_->pool().Locate(slot.id());
@@ -315,7 +321,7 @@ bool TierManager::PromoteToGpu(EntryId block, uint16_t part, const PartView& vie
     op.status = absl::OkStatus();
     gpu_->Write(std::span(&op, 1), deadline);
   } while (absl::IsResourceExhausted(op.status) &&
-           MakeRoom(TierKind::kGpu, op.from.size(), deadline));
+           MakeRoom(TierKind::kGpu, op.from.size(), /*domain=*/{}, deadline));
   if (!op.status.ok()) return false;
   Erasures erasures;
   {
@@ -356,9 +362,9 @@ bool TierManager::MarkMoving(TierKind kind, SlotPool::Drain* drain) {
 }
 
 // Moves the live blocks of one extent into free slots elsewhere. True when the extent came free.
-bool TierManager::DrainExtent(TierKind kind, uint64_t wanted_bytes) {
+bool TierManager::DrainExtent(TierKind kind, uint64_t wanted_bytes, MemoryDomain domain) {
   SlotPool& pool = memory_tier(kind)->pool();
-  std::optional<SlotPool::Drain> drain = pool.BeginDrain(wanted_bytes);
+  std::optional<SlotPool::Drain> drain = pool.BeginDrain(wanted_bytes, domain);
   if (!drain.has_value()) return false;
   if (!MarkMoving(kind, &*drain)) {
     pool.EndDrain(drain->extent);
@@ -366,7 +372,7 @@ bool TierManager::DrainExtent(TierKind kind, uint64_t wanted_bytes) {
   }
   std::vector<Slot> copies;
   for (const SlotPool::Drain::Live& live : drain->live) {
-    Slot slot = pool.Allocate(live.bytes);
+    Slot slot = pool.Allocate(live.bytes, drain->domain);
     if (!slot) break;
     const CopyOp op{slot.bytes().data(), pool.Bytes(live.slot).data(), live.bytes};
     if (!pool.device()->Copy(std::span(&op, 1)).ok()) break;
@@ -406,7 +412,7 @@ bool TierManager::DrainExtent(TierKind kind, uint64_t wanted_bytes) {
 void TierManager::Shrink(TierKind kind) {
   SlotPool& pool = memory_tier(kind)->pool();
   while (pool.OverCapacity()) {
-    if (DrainExtent(kind, 0)) continue;
+    if (DrainExtent(kind, 0, {})) continue;
     const SlotPool::Usage usage = pool.usage();
     {
       MutexLock lock(mutex_);

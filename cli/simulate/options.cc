@@ -12,11 +12,13 @@ namespace {
 
 // Block numbers have 32 bits.
 constexpr double kMostBlocks = 4e9;
+// Of one file on SSD; what it is carried over through is real memory, 64 KiB for each.
+constexpr uint64_t kMostSegmentBlocks = 1 << 16;
 
 absl::Status BadCapacity(const std::string& text) {
   return absl::InvalidArgumentError(absl::StrCat(
       "capacity is '", text, "', must be blocks (1828), a share of the trace's distinct blocks ",
-      "above 0% (5%), or bytes (64MiB)"));
+      "above 0% (5%), or bytes (64MiB), 1 to ", static_cast<uint64_t>(kMostBlocks), " blocks"));
 }
 
 absl::Status CheckTiers(const SimulateOptions& options) {
@@ -34,6 +36,10 @@ absl::Status CheckTiers(const SimulateOptions& options) {
   if (options.segment_blocks > 0 && log == options.tiers.end()) {
     return absl::InvalidArgumentError(absl::StrCat("segment-blocks is ", options.segment_blocks,
                                                    ", which is for tiers log only"));
+  }
+  if (options.segment_blocks > kMostSegmentBlocks) {
+    return absl::InvalidArgumentError(absl::StrCat("segment-blocks is ", options.segment_blocks,
+                                                   ", the limit is ", kMostSegmentBlocks));
   }
   return absl::OkStatus();
 }

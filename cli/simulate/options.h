@@ -36,7 +36,7 @@ struct SimulateOptions {
   // RAM over SSD: of each capacity over each SSD capacity, in each way. Empty: one tier.
   std::vector<TierMode> tiers;
   std::vector<CapacitySpec> ssd_capacities;
-  uint64_t segment_blocks = 0;  // TierSizes::segment
+  uint64_t segment_blocks = 0;  // TierSizes::segment; up to 65,536
   std::vector<Convention> conventions = {Convention::kAll, Convention::kFull};
   bool curve = false;   // exact hit ratios of lru from one block to all
   bool timing = false;  // measure a plain walk of a hash map beside the policies

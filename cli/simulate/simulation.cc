@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 
 #include "absl/container/flat_hash_map.h"
@@ -26,6 +27,7 @@ constexpr uint32_t kSlruPercent = 50;
 // Sizes of the curve for each factor of two.
 constexpr int kCurveSteps = 4;
 constexpr std::string_view kMin = "min";
+constexpr Duration kProgressEvery = std::chrono::seconds(2);
 
 class Stopwatch {
  public:
@@ -70,20 +72,39 @@ struct Run {
   uint64_t hits = 0;
 };
 
+// A pipe's bytes are gone once they were read: a second pass would find none, or wait for ever.
+absl::Status CheckReadableTwice(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_type type = std::filesystem::status(path, error).type();
+  const bool missing = error || type == std::filesystem::file_type::not_found;
+  if (missing || type == std::filesystem::file_type::regular) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "trace is '", path, "', which is no regular file and can be read once only; min, and ",
+      "capacities in percent of the distinct blocks, read it twice: give it as a file, or ",
+      "capacities in blocks"));
+}
+
 double Ratio(uint64_t part, uint64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
 class Simulation {
  public:
-  Simulation(const SimulateOptions& options, const std::function<void(std::string_view)>& progress)
-      : options_(options), progress_(progress) {}
+  Simulation(const SimulateOptions& options, const std::function<void(std::string_view)>& progress,
+             const Clock& clock)
+      : options_(options),
+        progress_(progress),
+        clock_(clock),
+        start_(clock.Now()),
+        reported_(start_) {}
 
   absl::StatusOr<SimulationReport> Go() {
     KVTIER_RETURN_IF_ERROR(CheckOptions(options_));
     if (NeedsCounting()) {
+      KVTIER_RETURN_IF_ERROR(CheckReadableTwice(options_.trace));
       progress_("simulate: a first pass over the trace counts its blocks");
       KVTIER_RETURN_IF_ERROR(ReadTrace([](const References&) {}));
+      counted_blocks_ = report_.blocks_all;
     }
     KVTIER_RETURN_IF_ERROR(MakeRuns());
     if (WantsOptimum()) PrepareOptimum();
@@ -134,7 +155,9 @@ class Simulation {
 
   absl::Status MakeTierRuns(uint64_t ram) {
     for (const CapacitySpec& capacity : options_.ssd_capacities) {
-      KVTIER_ASSIGN_OR_RETURN(const uint64_t ssd, Blocks(capacity));
+      const absl::StatusOr<uint64_t> blocks = Blocks(capacity);
+      KVTIER_RETURN_IF_ERROR(Annotate(blocks.status(), "ssd-capacity"));
+      const uint64_t ssd = *blocks;
       for (TierMode mode : options_.tiers) {
         SimulationRow& row = AddRow("lru", ram);
         row.tiers = mode;
@@ -200,11 +223,35 @@ class Simulation {
       const Stopwatch inner;
       take(Number(requests));
       inner_seconds += inner.Seconds();
+      ReportProgress();
     }
     report_.skipped_lines = source->skipped_lines();
     report_.distinct_blocks = numbers_.end();
     report_.parse_seconds = all.Seconds() - inner_seconds;
-    return absl::OkStatus();
+    return CheckNotEmpty();
+  }
+
+  // Ratios of nothing would read like those of a cache that is of no use.
+  absl::Status CheckNotEmpty() const {
+    if (report_.blocks_all > 0) return absl::OkStatus();
+    std::string message = absl::StrCat(options_.trace, ": no request has a block");
+    if (options_.reader.model != 0) {
+      absl::StrAppend(&message, " and is of model ", options_.reader.model);
+    }
+    if (report_.skipped_lines > 0) {
+      absl::StrAppend(&message, "; lines passed over: ", WithCommas(report_.skipped_lines));
+    }
+    return absl::InvalidArgumentError(message);
+  }
+
+  void ReportProgress() {
+    const TimePoint now = clock_.Now();
+    if (now - reported_ < kProgressEvery) return;
+    reported_ = now;
+    const std::string total =
+        counted_blocks_ ? absl::StrCat(" of ", WithCommas(*counted_blocks_)) : "";
+    progress_(absl::StrCat("simulate: ", WithCommas(report_.blocks_all), total, " blocks after ",
+                           Fixed(std::chrono::duration<double>(now - start_).count(), 1), " s"));
   }
 
   // False at the end.
@@ -269,6 +316,7 @@ class Simulation {
 
   void RunOptimum(Run* run) {
     SimulationRow& row = report_.rows[run->row];
+    progress_(absl::StrCat("simulate: min with ", WithCommas(row.capacity_blocks), " blocks"));
     const Stopwatch stopwatch;
     run->hits = OptimumHits(references_, run->convention, row.capacity_blocks, numbers_.end());
     row.seconds += stopwatch.Seconds();
@@ -302,6 +350,10 @@ class Simulation {
 
   const SimulateOptions& options_;
   const std::function<void(std::string_view)>& progress_;
+  const Clock& clock_;
+  const TimePoint start_;
+  TimePoint reported_;
+  std::optional<uint64_t> counted_blocks_;  // by the first of two passes
   BlockNumbers numbers_;
   absl::flat_hash_map<uint64_t, uint64_t> plain_;
   std::vector<Run> runs_;
@@ -313,8 +365,9 @@ class Simulation {
 }  // namespace
 
 absl::StatusOr<SimulationReport> Simulate(const SimulateOptions& options,
-                                          const std::function<void(std::string_view)>& progress) {
-  return Simulation(options, progress).Go();
+                                          const std::function<void(std::string_view)>& progress,
+                                          const Clock& clock) {
+  return Simulation(options, progress, clock).Go();
 }
 
 }  // namespace kvtier::cli

@@ -11,6 +11,7 @@
 
 #include "cli/json_output.h"
 #include "cli/simulate/options.h"
+#include "common/clock.h"
 #include "common/status.h"
 
 namespace kvtier::cli {
@@ -51,11 +52,14 @@ struct SimulationReport {
   std::vector<SimulationRow> curve;  // of lru; sizes on a logarithmic scale, the last has all
 };
 
-// Errors: INVALID_ARGUMENT (options, a line that is no request), NOT_FOUND, DATA_LOSS (trace).
-// `progress` takes lines for people: that the trace is read twice, what memory MIN will need.
+// Errors: INVALID_ARGUMENT (options; a line that is no request; a trace without a block; one that
+// is no regular file and would have to be read twice, for MIN or a share of the distinct blocks),
+// NOT_FOUND, DATA_LOSS (trace). `progress` takes lines for people: that the trace is read twice,
+// what memory MIN will need, and every 2 s of `clock` how far the pass is.
 // Memory grows with the distinct blocks, not with the trace; but MIN keeps all references.
 absl::StatusOr<SimulationReport> Simulate(const SimulateOptions& options,
-                                          const std::function<void(std::string_view)>& progress);
+                                          const std::function<void(std::string_view)>& progress,
+                                          const Clock& clock = SteadyClock());
 
 Json SimulationJson(const SimulateOptions& options, const SimulationReport& report);
 std::string SimulationText(const SimulateOptions& options, const SimulationReport& report);

@@ -227,11 +227,13 @@ class TwoTiers(unittest.TestCase):
 
     def test_a_report_that_cannot_be_written_is_told_first(self):
         no_such = os.path.join(self.folder.name, "no", "such.html")
+        folder = os.path.join(self.folder.name, "folder.html")
+        os.mkdir(folder)
         for arguments, reason in (
                 (["--report", no_such], f"cannot write {no_such}: No such file or directory"),
-                (["--report", self.folder.name], "it is no regular file"),
+                (["--report", folder], "it is no regular file"),
                 (["--plot", "a.png"], "plot is 'a.png', its name must end in .svg"),
-                (["--plot", "a.svg", "--report", "a.svg"], "plot and report are both 'a.svg'")):
+                (["--report", self.trace], f"report is '{self.trace}', its name must end in .html")):
             code, report = self.simulate("--capacity", "1", *arguments)  # there is no trace either
             self.assertEqual(code, 1)
             self.assertIn(reason, report["error"]["message"])

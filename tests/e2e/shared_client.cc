@@ -4,6 +4,7 @@
 //   kvtier_shared_client ADDRESS                    does what its stdin says, a line of JSON for
 //   each:
 //     work SEED TURNS                               turns of store, lookup and fetch
+//     store PROMPT TIMES, fetch PROMPT TIMES        that alone
 //   kvtier_shared_client ADDRESS LIVES SEED         many client processes one after the other, two
 //   at
 //                                                   a time; 30 % of them die by kill -9 in the
@@ -224,6 +225,19 @@ int RunLives(const std::string& address, uint64_t lives, uint64_t seed) {
 
 // ---------------------------------------------------------------------- stdin
 
+bool Do(Engine* engine, Totals* totals, const std::string& word, uint64_t seed, int turns) {
+  if (word == "work") {
+    Work(engine, totals, seed, turns);
+    return true;
+  }
+  if (word != "store" && word != "fetch") return false;
+  const auto prompt = static_cast<uint32_t>(seed);
+  for (int turn = 0; turn < turns && engine->Register(); ++turn) {
+    word == "store" ? engine->Store(prompt) : engine->Fetch(prompt);
+  }
+  return true;
+}
+
 int RunCommands(const std::string& address) {
   Totals totals;
   Engine engine(address, &totals);
@@ -233,11 +247,11 @@ int RunCommands(const std::string& address) {
     std::string word;
     uint64_t seed = 0;
     int turns = 0;
-    if (!(words >> word >> seed >> turns) || word != "work") {
+    const bool understood = static_cast<bool>(words >> word >> seed >> turns);
+    if (!understood || !Do(&engine, &totals, word, seed, turns)) {
       std::cerr << "unknown command: " << line << "\n";
       return 2;
     }
-    Work(&engine, &totals, seed, turns);
     std::cout << totals.ToJson() << std::endl;
   }
   return 0;

@@ -20,8 +20,21 @@ from daemon import Client, Daemon, adm  # noqa: E402
 CLIENT = os.environ["KVTIER_SHARED_CLIENT"]
 LIVES = int(os.environ.get("KVTIER_LIVES", "60"))
 NOBODY = 65534
+USERS = (1000, 1001)
 WAIT_SECONDS = 30
 MIB = 1 << 20
+
+# Prints which of the first regions a process is handed, whoever told it of them.
+OPEN_REGIONS = """
+import socket, sys
+daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+daemon.connect(sys.argv[1])
+socket.recv_fds(daemon, 65536, 1)  # the welcome
+for region in range(1, 128):
+    daemon.send(bytes([8, region]))  # SharedMemoryRequest.open_region
+    if socket.recv_fds(daemon, 65536, 1)[1]:
+        print(region)
+"""
 
 
 class SharedClient:
@@ -40,8 +53,8 @@ class SharedClient:
         self.process.stdin.close()
         self.process.stdout.close()
 
-    def start(self, seed, turns):
-        print(f"work {seed} {turns}", file=self.process.stdin, flush=True)
+    def start(self, seed, turns, verb="work"):
+        print(f"{verb} {seed} {turns}", file=self.process.stdin, flush=True)
 
     def result(self):
         """Totals since the client started."""
@@ -52,6 +65,17 @@ class SharedClient:
     def work(self, seed, turns=4):
         self.start(seed, turns)
         return self.result()
+
+    def store(self, prompt):
+        self.start(prompt, 1, "store")
+        return self.result()
+
+    def fetch(self, prompt):
+        """What this one fetch came to."""
+        self.start(prompt, 0, "fetch")
+        before = self.result()
+        self.start(prompt, 1, "fetch")
+        return {name: count - before[name] for name, count in self.result().items()}
 
 
 class SharedMemoryTest(unittest.TestCase):
@@ -127,6 +151,52 @@ class SharedMemoryTest(unittest.TestCase):
                 check(self.client(daemon, user=NOBODY, group=NOBODY, extra_groups=[]).work(1))
                 self.assert_shared(self.client(daemon).work(2))
                 daemon.stop()
+
+    def start_for_users(self, *flags):
+        self.folder.chmod(0o755)
+        socket = self.folder / "k.sock"
+        daemon = self.start("--listen", f"unix:{socket}", "--shared-memory-uids",
+                            ",".join(map(str, USERS)), *flags)
+        socket.chmod(0o666)
+        return daemon
+
+    def regions_of(self, user):
+        done = subprocess.run([sys.executable, "-c", OPEN_REGIONS, self.folder / "k.shm.sock"],
+                              check=True, stdout=subprocess.PIPE, text=True, user=user, group=user,
+                              extra_groups=[])
+        return set(done.stdout.split())
+
+    @unittest.skipUnless(os.geteuid() == 0, "needs root to be somebody else")
+    def test_a_pool_for_each_user(self):
+        for pools in ("per-uid", "one"):
+            with self.subTest(pools=pools):
+                daemon = self.start_for_users("--shared-memory-pools", pools)
+                clients = [self.client(daemon, user=user, group=user, extra_groups=[])
+                           for user in USERS]
+                for prompt, client in enumerate(clients):
+                    self.assertEqual(client.store(prompt)["shared_stored"], 12)
+                for number, client in enumerate(clients):
+                    for prompt in range(len(clients)):
+                        fetched = client.fetch(prompt)
+                        self.assertEqual((fetched["ok_blocks"], fetched["foreign_blocks"],
+                                          fetched["failures"]), (12, 0, 0), fetched)
+                        shared = prompt == number or pools == "one"
+                        self.assertEqual(fetched["shared_fetched"], 12 if shared else 0, fetched)
+                regions = [self.regions_of(user) for user in USERS]
+                self.assertGreater(len(regions[0]), 0)
+                self.assertGreater(len(regions[1]), 0)
+                common = regions[0] & regions[1]
+                self.assertEqual(common, regions[0] if pools == "one" else set())
+                daemon.stop()
+
+    @unittest.skipUnless(os.geteuid() == 0, "needs root to be somebody else")
+    def test_users_with_pools_take_memory_from_each_other(self):
+        daemon = self.start_for_users("--shared-memory-pools", "per-uid", "--ssd-bytes", "64MiB")
+        clients = [self.client(daemon, user=user, group=user, extra_groups=[]) for user in USERS]
+        for seed, client in enumerate(clients):
+            client.start(seed, turns=30)
+        for client in clients:
+            self.assert_shared(client.result())
 
     def test_eight_clients_at_once(self):
         daemon = self.start("--ssd-bytes", "64MiB")

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import time
@@ -14,6 +15,7 @@ import time
 from ssd_support import (GIB, KIB, MIB, Content, DiskUse, Engine, Load, Tenant, adm, blocks_on,
                          disk_use, grpc, kv, limits_of, metrics, need, percentile, poll, progress,
                          start, tenants_of, total, work_folder)
+from daemon import run_to_end
 
 
 class Skipped(Exception):
@@ -243,6 +245,130 @@ def read_only_mount_is_survived():
             return _taking_nothing_is_survived(folder, turn, undo.close)
 
 
+FULL_DISK_SSD_BYTES, FULL_DISK_PART_BYTES = 256 * MIB, 256 * KIB
+
+
+def start_on_a_full_disk():
+    """kill -9, and a disk without a byte left at the next start: RAM serves, what is on SSD is read, and
+    all is as it should be once there is room, without a restart."""
+    with _small_disk() as (folder, mount):
+        with _started(folder) as (daemon, engine):
+            old = _contents(engine.register(FULL_DISK_PART_BYTES), "old")
+            for content in old:
+                engine.must_store(content, durable=True)
+            daemon.kill()
+        filler = _fill_up(mount)
+        with _started(folder) as (daemon, engine):
+            figures = {"old_blocks": sum(len(engine.fetch(content)) for content in old)}
+            need(figures["old_blocks"] == sum(content.blocks for content in old), "lost:", figures)
+            new = _must_serve_while_full(daemon, engine, "READ_ONLY", figures)
+            _must_get_well(daemon, engine, new, filler, figures)
+            daemon.kill()
+        _must_have(folder, old + new[:1])
+    return figures
+
+
+def first_start_on_a_full_disk(disk=None):
+    """The same where no daemon ever was: nothing but an empty lock file can be made."""
+    with (disk or _small_disk)() as (folder, mount):
+        filler, figures = _fill_up(mount), {}
+        with _started(folder) as (daemon, engine):
+            new = _must_serve_while_full(daemon, engine, "REOPENING", figures)
+            _must_get_well(daemon, engine, new, filler, figures)
+            daemon.kill()
+        _must_have(folder, new[:1])
+    return figures
+
+
+def start_on_a_read_only_mount_is_refused():
+    with _small_disk() as (folder, mount):
+        flags = ("--data-dir", str(mount), "--ram-bytes", "16MiB", "--ssd-bytes", "64MiB")
+        _run("mount", "-o", "remount,ro", mount)
+        code, _, err = run_to_end(*flags)
+        need(code == 1 and str(mount) in err and "Read-only file system" in err, code, err)
+        _run("mount", "-o", "remount,rw", mount)
+        with _started(folder) as (daemon, _):
+            need(daemon.stop() == 0, "exit code")
+    return {"exit_code": code}
+
+
+@contextlib.contextmanager
+def _small_disk():
+    with work_folder() as folder, _mounted("-t", "tmpfs", "-o", "size=64m", "tmpfs",
+                                           folder / "data") as mount:
+        yield folder, mount
+
+
+@contextlib.contextmanager
+def small_ext4():
+    """Unlike tmpfs it has no room for a folder either when it is full."""
+    with work_folder() as folder:
+        image = folder / "image"
+        image.touch()
+        os.truncate(image, 80 * MIB)
+        _run("mkfs.ext4", "-q", "-m", "0", image)
+        with _mounted("-o", "loop", image, folder / "data") as mount:
+            yield folder, mount
+
+
+@contextlib.contextmanager
+def _started(folder):
+    with start(folder, FULL_DISK_SSD_BYTES) as daemon, Engine(daemon) as engine:
+        yield daemon, engine
+
+
+def _fill_up(mount):
+    """To the last byte."""
+    filler = mount / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        for size in (MIB, 4 * KIB, 512, 512):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+            os.fsync(file.fileno())  # gives back what was reserved for it and not needed
+    need(os.statvfs(mount).f_bavail == 0, "there is still room on", mount)
+    return filler
+
+
+def _contents(model_id, tenant):
+    return [Content(model_id, tenant, seed, 8, FULL_DISK_PART_BYTES) for seed in range(4)]
+
+
+def _must_serve_while_full(daemon, engine, state, figures):
+    """Returns what was stored into RAM, of a model that was registered just now."""
+    contents = _contents(engine.register(FULL_DISK_PART_BYTES, name="new"), "new")
+    for content in contents:
+        engine.must_store(content)
+        engine.must_fetch(content)
+    need(not _stored_durable(engine, contents[0]), "DURABLE is taken")
+    status = engine.status().ssd
+    need(status.state == kv_state(state) and "No space left" in status.why, "state:", status)
+    need("No space left" in daemon.log(), "not logged")
+    need("a model is registered, but not saved" in daemon.log(), "not logged")
+    poll(lambda: not engine.data.serving("kvtier.ssd"), 5, "health tells")
+    need(engine.data.serving(), "the daemon itself is well")
+    name = f'kvtier_ssd_state{{state="{state.lower().replace("_", "-")}"}}'
+    need(metrics(daemon)[name] == 1, name, "is not 1")
+    figures["why"] = status.why
+    return contents
+
+
+def _must_get_well(daemon, engine, new, filler, figures):
+    filler.unlink()
+    figures["well_after_seconds"] = round(poll(
+        lambda: _stored_durable(engine, new[0]), 15, "DURABLE is taken again"), 3)
+    poll(lambda: engine.data.serving("kvtier.ssd"), 10, "healthy again")
+    need("registered models are saved again" in daemon.log(), "not logged")
+
+
+def _must_have(folder, contents):
+    with _started(folder) as (daemon, engine):
+        for content in contents:
+            engine.must_fetch(content)
+        need(engine.status().ssd.state == kv_state("SERVING"), engine.status().ssd)
+        need(daemon.stop() == 0, "exit code")
+
+
 def _taking_nothing_is_survived(folder, break_it, mend_it):
     ssd_bytes, part = 256 * MIB, 256 * KIB
     figures = {}
@@ -332,6 +458,8 @@ def _mounted(*arguments):
 def _run(*command):
     if os.geteuid() != 0:
         raise Skipped("needs root, to mount")
+    if shutil.which(command[0]) is None:
+        raise Skipped(f"no {command[0]} here")
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
                           check=False)
     if done.returncode != 0:

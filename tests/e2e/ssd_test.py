@@ -40,6 +40,18 @@ class SsdTest(unittest.TestCase):
     def test_full_disk_is_survived(self):
         self.shows(scenarios.full_disk_is_survived)
 
+    def test_start_on_a_full_disk(self):
+        self.shows(scenarios.start_on_a_full_disk)
+
+    def test_first_start_on_a_full_disk(self):
+        self.shows(scenarios.first_start_on_a_full_disk)
+
+    def test_first_start_on_a_full_ext4(self):
+        self.shows(scenarios.first_start_on_a_full_disk, scenarios.small_ext4)
+
+    def test_start_on_a_read_only_mount_is_refused(self):
+        self.shows(scenarios.start_on_a_read_only_mount_is_refused)
+
     def test_read_only_mount_is_survived(self):
         self.shows(scenarios.read_only_mount_is_survived)
 

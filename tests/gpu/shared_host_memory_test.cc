@@ -91,6 +91,23 @@ TEST_F(SharedHostMemoryTest, IdsAreNeverUsedAgain) {
   memory_->Free(second);
 }
 
+TEST_F(SharedHostMemoryTest, OnlyItsOwnDomainOpensARegion) {
+  constexpr MemoryDomain kOne = MemoryDomain::OfUid(1000);
+  constexpr MemoryDomain kOther = MemoryDomain::OfUid(1001);
+  const Region common = Take(kMiB);
+  const Region region = Take(kMiB);
+  memory_->Assign(region, kOne);
+  memory_->Assign(region, kOne);
+  EXPECT_TRUE(memory_->Open(region.id, kOne).ok());
+  EXPECT_TRUE(absl::IsNotFound(memory_->Open(region.id, kOther).status()));
+  EXPECT_TRUE(absl::IsNotFound(memory_->Open(region.id).status()));
+  EXPECT_TRUE(memory_->Open(common.id).ok());
+  EXPECT_TRUE(absl::IsNotFound(memory_->Open(common.id, kOne).status()));
+  memory_->Free(region);
+  EXPECT_TRUE(absl::IsNotFound(memory_->Open(region.id, kOne).status()));
+  memory_->Free(common);
+}
+
 TEST_F(SharedHostMemoryTest, CannotShrinkInPlace) {
   Region region = Take(2 * kMiB);
   EXPECT_FALSE(memory_->truncatable());

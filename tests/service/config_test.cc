@@ -117,6 +117,17 @@ TEST_F(ConfigTest, EvictionIsShownAsItWasGiven) {
   EXPECT_EQ(without->config.eviction, Eviction::kLru);
 }
 
+TEST_F(ConfigTest, PoolsAreShownAsTheyWereGiven) {
+  EXPECT_EQ(Read({})->config.shared_memory_pools, SharedMemoryPools::kOne);
+  const auto line = Read({"--shared-memory-pools", "per-uid"});
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->config.shared_memory_pools, SharedMemoryPools::kPerUid);
+  EXPECT_THAT(FormatSettings(line->settings),
+              HasSubstr("shared-memory-pools = \"per-uid\"  # flag\n"));
+  EXPECT_THAT(Error({"--shared-memory-pools", "per-gid"}),
+              AllOf(HasSubstr("shared-memory-pools: 'per-gid'"), HasSubstr("one, per-uid")));
+}
+
 TEST_F(ConfigTest, UnknownNamesStopTheStart) {
   const std::string file = WriteFile("\nram-byte = 5\n");
   EXPECT_THAT(

@@ -66,6 +66,12 @@ class DataDirTest : public ::testing::Test {
     std::ofstream(models_file_, std::ios::binary) << content;
   }
 
+  // The next attempt to save finds no space, and clears that away as it clears its own.
+  void FillDisk() const {
+    ASSERT_TRUE(std::filesystem::exists("/dev/full"));
+    std::filesystem::create_symlink("/dev/full", models_file_ + ".new");
+  }
+
   std::string folder_;
   std::string models_file_;
 };
@@ -166,6 +172,28 @@ TEST_F(DataDirTest, FailedWriteIsToldAndNotRemembered) {
   EXPECT_THAT(StoredNames(), ::testing::ElementsAre("a", "b"));
   std::filesystem::remove(models_file_ + ".new");
   EXPECT_TRUE((*store)->Add(SomeSpec("c")).ok());
+}
+
+TEST_F(DataDirTest, FullDiskKeepsAModelFromBeingSavedButNotFromBeingKnown) {
+  AddModels();
+  const auto store = ModelStore::Open(models_file_);
+  ASSERT_TRUE(store.ok());
+  FillDisk();
+  EXPECT_TRUE((*store)->Add(SomeSpec("c")).ok());
+  EXPECT_FALSE((*store)->saved());
+  EXPECT_EQ((*store)->Models().size(), 3u);
+  EXPECT_THAT(StoredNames(), ::testing::ElementsAre("a", "b"));
+  FillDisk();
+  const absl::Status full = (*store)->Save();
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(full.message()), HasSubstr(models_file_));
+  FillDisk();
+  EXPECT_FALSE((*store)->Remove(SpecId(SomeSpec("a"))).ok());
+  EXPECT_EQ((*store)->Models().size(), 3u);
+
+  EXPECT_TRUE((*store)->Save().ok());
+  EXPECT_TRUE((*store)->saved());
+  EXPECT_THAT(StoredNames(), ::testing::ElementsAre("a", "b", "c"));
 }
 
 TEST_F(DataDirTest, EveryDamagedByteIsNoticed) {

@@ -2,6 +2,7 @@
 // they were stored under and no other.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <fstream>
 #include <sstream>
 
@@ -507,6 +508,52 @@ TEST(LowerTierTest, DurableSaysWhenTheSsdTakesNothing) {
   EXPECT_TRUE(
       client.Store(prompt, 0, Payloads(1, 2, kMiB), &response, {}, kMiB, v1::DURABILITY_DURABLE)
           .ok());
+}
+
+// Whose model would be unknown after a restart could not be found.
+TEST(LowerTierTest, NothingIsDurableBeforeItsModelIs) {
+  std::atomic<bool> full = true;
+  TestServerOptions options;
+  options.ssd_bytes = 64 * kMiB;
+  options.service.save_models = [&full] {
+    return full ? absl::ResourceExhaustedError("models: disk is full") : absl::OkStatus();
+  };
+  TestServer server(options);
+  ServiceClient client(server.address());
+  const v1::Prompt prompt = TokenPrompt(client.Register("m", {kMiB}), 1, 2);
+  v1::StoreResponse response;
+  const auto store = [&] {
+    return client.Store(prompt, 0, Payloads(1, 2, kMiB), &response, {}, kMiB,
+                        v1::DURABILITY_DURABLE);
+  };
+  ExpectError(store(), grpc::StatusCode::RESOURCE_EXHAUSTED,
+              {"not durable", "models: disk is full"});
+  ExpectBlocks(client.Fetch(FetchOf(prompt, 0, 2)), Payloads(1, 2, kMiB));
+  full = false;
+  EXPECT_TRUE(store().ok());
+}
+
+TEST(LowerTierTest, AModelThatCannotBeSavedIsRefusedAndTheReasonTold) {
+  TestServerOptions options;
+  options.ssd_bytes = 64 * kMiB;
+  std::atomic<bool> broken = true;
+  options.service.save_model = [&broken](const ModelSpec&) {
+    return broken ? absl::UnavailableError("models: disk is broken") : absl::OkStatus();
+  };
+  TestServer server(options);
+  ServiceClient client(server.address());
+  v1::RegisterModelRequest request;
+  request.mutable_spec()->set_name("m");
+  request.mutable_spec()->set_block_tokens(4);
+  request.mutable_spec()->set_pack_order(v1::PACK_ORDER_OPAQUE);
+  request.mutable_spec()->add_explicit_part_bytes(kMiB);
+  v1::RegisterModelResponse response;
+  grpc::ClientContext first, second;
+  ExpectError(client.stub().RegisterModel(&first, request, &response),
+              grpc::StatusCode::UNAVAILABLE, {"models: disk is broken"});
+  EXPECT_EQ(server.manager().stats().models, 0u);
+  broken = false;
+  EXPECT_TRUE(client.stub().RegisterModel(&second, request, &response).ok());
 }
 
 TEST(RecordingTest, LookupsAreRecordedButForThoseOfAStore) {

@@ -44,6 +44,7 @@ MetricsSnapshot Example() {
   shared.sessions = 3;
   shared.retired_bytes = 4096;
   shared.stored_blocks = 17;
+  snapshot.shared_pools = {{MemoryDomain(), 8192, 4096}, {MemoryDomain::OfUid(1000), 16384, 512}};
   stats.ssd_waiting_blocks = 7;
   stats.ssd_limited_blocks = 3;
   return snapshot;
@@ -65,6 +66,12 @@ TEST(MetricsTest, SharedMemoryIsThereWhenItIsOffered) {
   EXPECT_THAT(Text(snapshot), AllOf(HasSubstr("kvtier_shared_sessions 3\n"),
                                     HasSubstr("kvtier_shared_retired_bytes 4096\n"),
                                     HasSubstr("kvtier_shared_stored_blocks_total 17\n")));
+  EXPECT_THAT(Text(snapshot),
+              AllOf(HasSubstr("kvtier_shared_pool_bytes{uid=\"none\"} 8192\n"),
+                    HasSubstr("kvtier_shared_pool_bytes{uid=\"1000\"} 16384\n"),
+                    HasSubstr("kvtier_shared_pool_used_bytes{uid=\"1000\"} 512\n")));
+  snapshot.shared_pools.clear();
+  EXPECT_THAT(Text(snapshot), Not(HasSubstr("kvtier_shared_pool_")));
   snapshot.shared_memory.reset();
   EXPECT_THAT(Text(snapshot), Not(HasSubstr("kvtier_shared_")));
 }

@@ -133,7 +133,7 @@ TEST_P(EveryCallFailsTest, OfTheFirstOpen) {
     const absl::Status status = Open();
     const bool any = EndFaults();
     SCOPED_TRACE(absl::StrCat("call ", call, ": ", std::string(status.ToString())));
-    failed += !status.ok();
+    failed += !status.ok() || !tier_->writable().ok();
     if (!status.ok()) {
       ASSERT_EQ(Open(), absl::OkStatus());
     }
@@ -163,9 +163,12 @@ TEST_P(EveryCallFailsTest, OfAnOpen) {
     const bool any = EndFaults();
     SCOPED_TRACE(absl::StrCat("call ", call, ": ", std::string(status.ToString())));
     ASSERT_THAT(SetAside(), testing::IsEmpty());
-    failed += !status.ok();
+    failed += !status.ok() || !tier_->writable().ok();
     if (!status.ok()) {
       ASSERT_EQ(Open(), absl::OkStatus());
+      EXPECT_EQ(CountMissing(written), 0u);
+    } else if (!tier_->writable().ok()) {
+      EXPECT_EQ(tier_->stats().state, SsdState::kReadOnly);
       EXPECT_EQ(CountMissing(written), 0u);
     } else if (GetParam().count == 1) {
       EXPECT_LE(CountMissing(written), 3u);
@@ -264,6 +267,109 @@ TEST_F(SsdFaultsTest, AReadThatFailsIsAMissAndTheNextOneIsNot) {
   ExpectAllRight();
   EXPECT_EQ(tier_->writable(), absl::OkStatus());
   EXPECT_EQ(Write(), absl::OkStatus());
+}
+
+const std::vector<FileCall> kTakeSpace = {FileCall::kCreate, FileCall::kAppend, FileCall::kSync,
+                                          FileCall::kLink, FileCall::kSyncDirectory};
+
+TEST_F(SsdFaultsTest, StartsOnAFullDiskWithWhatIsThere) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(Write(), absl::OkStatus());
+  const std::vector<uint64_t> written = Tags();
+  fs_->Fail(1, kForGood, IOStatus::NoSpace("disk full"), kTakeSpace);
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(tier_->stats().state, SsdState::kReadOnly);
+  EXPECT_THAT(std::string(tier_->writable().message()),
+              testing::AllOf(testing::HasSubstr(options_.directory), testing::HasSubstr("full")));
+  EXPECT_EQ(CountMissing(written), 0u);
+  EXPECT_EQ(Write().code(), absl::StatusCode::kUnavailable);
+
+  Erase({written[0], written[1], written[2]});
+  const std::vector<std::string> files = PayloadFiles();
+  EXPECT_FALSE(GetWell().ok());
+  EXPECT_EQ(PayloadFiles(), files);
+  EXPECT_EQ(tier_->stats().state, SsdState::kReadOnly);
+  ExpectAllRight();
+
+  fs_->FailNothing();
+  EXPECT_EQ(GetWell(), absl::OkStatus());
+  EXPECT_EQ(tier_->stats().state, SsdState::kServing);
+  EXPECT_EQ(PayloadFiles().size(), files.size() - 1);
+  EXPECT_EQ(Write(), absl::OkStatus());
+  ExpectAllRight();
+  const std::vector<uint64_t> all = Tags();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(tier_->stats().state, SsdState::kServing);
+  EXPECT_EQ(CountMissing(all), 0u);
+}
+
+TEST_F(SsdFaultsTest, StartsOnAFullDiskWhereNothingIsYet) {
+  fs_->Fail(1, kForGood, IOStatus::NoSpace("disk full"), kTakeSpace);
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(tier_->stats().state, SsdState::kReopening);
+  EXPECT_EQ(Write().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(GetWell().ok());
+  const std::string why(tier_->writable().message());
+  EXPECT_THAT(
+      why, testing::AllOf(testing::HasSubstr(options_.directory), testing::HasSubstr("disk full")));
+  EXPECT_FALSE(GetWell().ok());
+  EXPECT_EQ(tier_->writable().message(), why);  // however often it is tried
+
+  fs_->FailNothing();
+  EXPECT_EQ(GetWell(), absl::OkStatus());
+  EXPECT_EQ(Write(), absl::OkStatus());
+  ExpectAllRight();
+  const std::vector<uint64_t> written = Tags();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(CountMissing(written), 0u);
+  EXPECT_THAT(SetAside(), testing::IsEmpty());
+}
+
+// What was forgotten stays so when its mark is read from a disk that is full now.
+TEST_F(SsdFaultsTest, AFullDiskAtTheStartBringsNothingForgottenBack) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_EQ(Write(), absl::OkStatus());
+  ASSERT_EQ(tier_->Forget(Digest128::Of("model"), std::nullopt), absl::OkStatus());
+  ASSERT_EQ(Write(), absl::OkStatus());
+  fs_->Fail(1, kForGood, IOStatus::NoSpace("disk full"), kTakeSpace);
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(Tags(), (std::vector<uint64_t>{4, 5, 6}));
+  EXPECT_FALSE(tier_->Forget(Digest128::Of("model"), std::nullopt).ok());
+  fs_->FailNothing();
+  EXPECT_EQ(GetWell(), absl::OkStatus());
+  ExpectAllRight();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(Tags(), (std::vector<uint64_t>{4, 5, 6}));
+}
+
+TEST_F(SsdFaultsTest, AStoreThatIsOpenToReadOnlyChangesNothing) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_EQ(Write(), absl::OkStatus());
+  const std::vector<uint64_t> written = Tags();
+  Close();
+  auto store = RocksdbStore::OpenReadOnly({options_.directory, /*direct_io=*/false, fs_});
+  ASSERT_TRUE(store.ok()) << store.status();
+  const std::vector<StoreFile> files = (*store)->Files();
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_TRUE((*store)->stopped());
+  const uint64_t created = fs_->calls(FileCall::kCreate);
+  const RocksdbStore::KeyRange all{files[0].smallest_key, files[0].largest_key + "x"};
+  EXPECT_FALSE((*store)->DeleteFiles({&all, 1}).ok());
+  EXPECT_EQ(fs_->calls(FileCall::kCreate), created);
+  store->reset();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(CountMissing(written), 0u);
+}
+
+TEST_F(SsdFaultsTest, AnyOtherErrorKeepsTheTierFromStarting) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_EQ(Write(), absl::OkStatus());
+  const std::vector<uint64_t> written = Tags();
+  fs_->Fail(1, kForGood, IOStatus::IOError("sick"), kTakeSpace);
+  EXPECT_FALSE(Open().ok());
+  fs_->FailNothing();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(CountMissing(written), 0u);
 }
 
 // The file's first read opens it. That one failed must not be remembered.

@@ -64,6 +64,9 @@ class FaultyDeviceMemory final : public DeviceMemory {
     Count(region.bytes, resized.ok() ? resized->bytes : 0);
     return resized;
   }
+  void Assign(const Region& region, MemoryDomain domain) override {
+    device_->Assign(region, domain);
+  }
   bool truncatable() const override { return device_->truncatable(); }
   absl::Status Truncate(Region* region, uint64_t bytes) override {
     if (ShouldFail()) return Error("Truncate");

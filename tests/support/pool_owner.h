@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -32,27 +33,32 @@ class PoolOwner {
   struct Entry {
     SlotId slot;
     uint64_t bytes;
+    MemoryDomain domain;
   };
 
   explicit PoolOwner(SlotPool* pool, bool content = true) : pool_(pool), content_(content) {}
   ~PoolOwner() { Clear(); }
 
+  // Hears of each slot that the pool gave, before it is written to.
+  void OnSlot(std::function<void(SlotId)> listener) { on_slot_ = std::move(listener); }
+
   // False when the pool gave no slot.
-  bool Add(uint64_t bytes) {
-    Slot slot = pool_->Allocate(bytes);
+  bool Add(uint64_t bytes, MemoryDomain domain = {}) {
+    Slot slot = pool_->Allocate(bytes, domain);
     if (!slot) return false;
     KVTIER_CHECK(slot.bytes().size() == bytes);
+    if (on_slot_) on_slot_(slot.id());
     const uint64_t tag = next_tag_++;
     if (content_) FillContent(tag, slot.bytes());
     const SlotId id = slot.Release();
     pool_->SetOwner(id, tag);
-    entries_[tag] = {id, bytes};
+    entries_[tag] = {id, bytes, domain};
     return true;
   }
   // How many could be added.
-  uint64_t Fill(uint64_t bytes) {
+  uint64_t Fill(uint64_t bytes, MemoryDomain domain = {}) {
     uint64_t added = 0;
-    while (Add(bytes)) ++added;
+    while (Add(bytes, domain)) ++added;
     return added;
   }
   void Remove(uint64_t tag) {
@@ -76,10 +82,10 @@ class PoolOwner {
   const std::map<uint64_t, Entry>& entries() const { return entries_; }
 
   // One drain. False when the pool had none to offer.
-  bool DrainOne(uint64_t wanted_bytes) {
-    const std::optional<SlotPool::Drain> drain = pool_->BeginDrain(wanted_bytes);
+  bool DrainOne(uint64_t wanted_bytes, MemoryDomain domain = {}) {
+    const std::optional<SlotPool::Drain> drain = pool_->BeginDrain(wanted_bytes, domain);
     if (!drain) return false;
-    for (const SlotPool::Drain::Live& live : drain->live) Move(live);
+    for (const SlotPool::Drain::Live& live : drain->live) Move(live, drain->domain);
     pool_->EndDrain(drain->extent);
     return true;
   }
@@ -98,11 +104,12 @@ class PoolOwner {
   uint64_t moves() const { return moves_; }
 
  private:
-  void Move(const SlotPool::Drain::Live& live) {
+  void Move(const SlotPool::Drain::Live& live, MemoryDomain domain) {
     Entry& entry = entries_.at(live.owner);
-    KVTIER_CHECK(entry.slot == live.slot && entry.bytes == live.bytes);
-    Slot to = pool_->Allocate(live.bytes);
+    KVTIER_CHECK(entry.slot == live.slot && entry.bytes == live.bytes && entry.domain == domain);
+    Slot to = pool_->Allocate(live.bytes, domain);
     if (!to) return;
+    if (on_slot_) on_slot_(to.id());
     if (content_) {
       std::memcpy(to.bytes().data(), pool_->Bytes(live.slot).data(), live.bytes);
     }
@@ -116,6 +123,7 @@ class PoolOwner {
   const bool content_;
   uint64_t next_tag_ = 0;
   uint64_t moves_ = 0;
+  std::function<void(SlotId)> on_slot_;
   std::map<uint64_t, Entry> entries_;
 };
 

@@ -3,7 +3,9 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -49,13 +51,27 @@ RawSharedClient::RawSharedClient(const std::string& socket_path)
 
 RawSharedClient RawSharedClient::Joined(const std::string& socket_path) {
   RawSharedClient client(socket_path);
-  std::optional<Packet> welcome = client.Receive();
-  KVTIER_CHECK(welcome.has_value() && welcome->message.has_welcome() && welcome->fd);
-  client.session_id_ = welcome->message.welcome().session_id();
-  client.store_fd_ = std::move(welcome->fd);
-  client.store_ = Mapping(client.store_fd_.get(), welcome->message.welcome().store_region_bytes(),
-                          /*writable=*/true);
+  client.ReadWelcome();
   return client;
+}
+
+RawSharedClient RawSharedClient::JoinedAs(const std::string& socket_path, uid_t uid) {
+  // Not seteuid: glibc's changes all threads.
+  constexpr uid_t kAsItIs = UINT32_MAX;
+  KVTIER_CHECK(syscall(SYS_setresuid, kAsItIs, uid, kAsItIs) == 0);
+  RawSharedClient client(socket_path);
+  KVTIER_CHECK(syscall(SYS_setresuid, kAsItIs, uid_t{0}, kAsItIs) == 0);
+  client.ReadWelcome();
+  return client;
+}
+
+void RawSharedClient::ReadWelcome() {
+  std::optional<Packet> welcome = Receive();
+  KVTIER_CHECK(welcome.has_value() && welcome->message.has_welcome() && welcome->fd);
+  session_id_ = welcome->message.welcome().session_id();
+  store_fd_ = std::move(welcome->fd);
+  store_ = Mapping(store_fd_.get(), welcome->message.welcome().store_region_bytes(),
+                   /*writable=*/true);
 }
 
 std::optional<RawSharedClient::Packet> RawSharedClient::Receive() {

@@ -2,6 +2,8 @@
 // language's is; and one that can misbehave.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -40,6 +42,9 @@ class RawSharedClient {
   explicit RawSharedClient(const std::string& socket_path);
   // And reads the welcome, and maps the store region.
   static RawSharedClient Joined(const std::string& socket_path);
+  // The same as a process of `uid` would: only the thread that calls is somebody else, and only
+  // while it connects. REQUIRES: root; and a socket that `uid` may connect to.
+  static RawSharedClient JoinedAs(const std::string& socket_path, uid_t uid);
 
   int socket() const { return socket_.get(); }
   const std::string& session_id() const { return session_id_; }
@@ -72,6 +77,7 @@ class RawSharedClient {
     Mapping mapping;
   };
 
+  void ReadWelcome();
   void Note(const v1::SharedRetired& retired);
 
   UniqueFd socket_;

@@ -1,6 +1,7 @@
 // The policies of `kvtier simulate`, each against what it must equal: the optimum against trying
 // everything, the curve against simulated caches.
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <random>
 
@@ -8,8 +9,11 @@
 #include "cli/simulate/optimum.h"
 #include "cli/simulate/options.h"
 #include "cli/simulate/ordered_cache.h"
+#include "cli/simulate/simulation.h"
 #include "cli/simulate/stack_distance.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/temp_folder.h"
 
 namespace kvtier::cli {
 namespace {
@@ -166,6 +170,39 @@ TEST(SimulateOptionsTest, CapacitiesAreBlocksSharesOrBytes) {
     EXPECT_FALSE(ParseCapacity(bad).ok()) << bad;
   }
   EXPECT_NE(ParseCapacity("many").status().message().find("'many'"), std::string::npos);
+}
+
+// Passes so many seconds whenever somebody looks.
+class SlowClock final : public Clock {
+ public:
+  explicit SlowClock(int64_t seconds) : step_(seconds) {}
+  TimePoint Now() const override {
+    clock_.Advance(step_);
+    return clock_.Now();
+  }
+
+ private:
+  const std::chrono::seconds step_;
+  mutable ManualClock clock_;
+};
+
+TEST(SimulationTest, TellsHowFarItIsEveryTwoSeconds) {
+  const TempFolder folder;
+  SimulateOptions options;
+  options.trace = folder / "trace.jsonl";
+  std::ofstream(options.trace)
+      << R"({"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]})";
+  options.capacities = {{CapacitySpec::Unit::kPercent, 100}};
+  const auto lines = [&](int64_t seconds) {
+    std::vector<std::string> out;
+    const auto keep = [&](std::string_view line) { out.emplace_back(line); };
+    EXPECT_TRUE(Simulate(options, keep, SlowClock(seconds)).ok());
+    return out;
+  };
+  const std::string first = "simulate: a first pass over the trace counts its blocks";
+  EXPECT_THAT(lines(3), testing::ElementsAre(first, "simulate: 2 blocks after 3.0 s",
+                                             "simulate: 2 of 2 blocks after 6.0 s"));
+  EXPECT_THAT(lines(0), testing::ElementsAre(first));
 }
 
 }  // namespace
