@@ -19,13 +19,19 @@ namespace {
 constexpr std::chrono::seconds kQuick(10);
 constexpr std::chrono::seconds kSlow(60);
 
-absl::Status Explain(const grpc::Status& status, const std::string& address) {
+absl::Status Explain(const grpc::Status& status, const std::string& address,
+                     std::chrono::seconds deadline) {
   if (status.ok()) return absl::OkStatus();
   const auto code = static_cast<absl::StatusCode>(status.error_code());
   if (code == absl::StatusCode::kUnimplemented) {
     return absl::UnimplementedError(absl::StrCat(
         address,
         " does not serve the operators' API: --admin takes kvtierd's admin-listen address"));
+  }
+  if (code == absl::StatusCode::kDeadlineExceeded) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("kvtierd at ", address, " gave no answer in ", deadline.count(),
+                     " s: it stands still, or its host is short of CPU or memory; see its log"));
   }
   if (code != absl::StatusCode::kUnavailable) return absl::Status(code, status.error_message());
   return absl::UnavailableError(absl::StrCat(
@@ -45,7 +51,7 @@ absl::StatusOr<Response> Call(v1::KvCacheAdmin::Stub& rpc, Method<Request, Respo
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + deadline);
   Response response;
-  KVTIER_RETURN_IF_ERROR(Explain((rpc.*method)(&context, request, &response), address));
+  KVTIER_RETURN_IF_ERROR(Explain((rpc.*method)(&context, request, &response), address, deadline));
   return response;
 }
 

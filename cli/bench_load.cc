@@ -7,6 +7,7 @@
 #include "cli/load.h"
 #include "cli/load_client.h"
 #include "cli/replay.h"
+#include "cli/replay_payload.h"
 #include "cli/trace_flags.h"
 #include "common/bytes.h"
 
@@ -38,10 +39,11 @@ absl::StatusOr<LoadOptions> ToOptions(const LoadFlags& flags) {
 }
 
 // Made-up requests go on until the duration ends them.
-absl::StatusOr<std::unique_ptr<TraceSource>> OpenRequests(const LoadFlags& flags) {
+absl::StatusOr<std::unique_ptr<TraceSource>> OpenRequests(const LoadFlags& flags,
+                                                          const Output& output) {
   TraceFlags trace = flags.trace;
   if (flags.load.requests > 0 || flags.duration_s > 0) trace.generator.requests = UINT64_MAX;
-  return OpenSource(trace);
+  return OpenSource(trace, [&output](const std::string& line) { output.Progress(line); });
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address) {
@@ -62,11 +64,12 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address) {
 absl::Status RunBenchLoad(const LoadFlags& flags, Output& output) {
   KVTIER_ASSIGN_OR_RETURN(const LoadOptions options, ToOptions(flags));
   LoadClientOptions client_options;
-  KVTIER_ASSIGN_OR_RETURN(client_options.block_bytes, ParseBytes(flags.block_bytes));
+  KVTIER_ASSIGN_OR_RETURN(client_options.block_bytes, ParseBytes("block-bytes", flags.block_bytes));
+  KVTIER_RETURN_IF_ERROR(CheckPayloadBytes(client_options.block_bytes));
   client_options.block_tokens = flags.trace.reader.block_tokens;
   client_options.full_only = flags.trace.full_only();
   client_options.name = FreshNamespace();
-  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> trace, OpenRequests(flags));
+  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> trace, OpenRequests(flags, output));
   std::unique_ptr<PrivateDaemon> daemon;
   std::string address = flags.server;
   if (address.empty()) {
@@ -142,7 +145,9 @@ void AddBenchLoadCommand(CLI::App& bench, Invocation* invocation) {
       "when\n"
       "it was due, so a pause shows in all requests that it kept waiting. 'sent late' says how "
       "much of\n"
-      "that was waiting for a free client.\n" +
+      "that was waiting for a free client. Latencies are of operations that succeeded; the run "
+      "ends\n"
+      "when none has for 10 s.\n" +
       command->get_footer());
   auto flags = std::make_shared<LoadFlags>();
   AddLoadOptions(command, flags.get());

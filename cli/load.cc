@@ -7,6 +7,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "cli/pace.h"
 #include "common/executor.h"
 #include "common/mutex.h"
 
@@ -14,6 +15,7 @@ namespace kvtier::cli {
 namespace {
 
 constexpr Duration kProgressEvery = std::chrono::seconds(2);
+constexpr Duration kGiveUpAfter = std::chrono::seconds(10);
 constexpr std::array<LoadOp, kLoadOps> kAllOps = {LoadOp::kLookup, LoadOp::kFetch, LoadOp::kStore};
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -95,13 +97,26 @@ class Schedule {
     return ticket;
   }
 
+  // Ends the run once nothing has succeeded for a while: a daemon that is gone fails every
+  // operation at once, and as many as go would be made of it.
+  void Answered(bool ok, TimePoint now) KVTIER_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (ok) failing_since_.reset();
+    if (!ok && !failing_since_) failing_since_ = now;
+    if (ok || now - *failing_since_ < kGiveUpAfter) return;
+    gave_up_ = ended_ = true;
+  }
+
   TimePoint start() const { return start_; }
+  bool gave_up() KVTIER_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return gave_up_;
+  }
 
  private:
   bool open() const { return options_.rate > 0; }
   TimePoint Due(uint64_t number) const {
-    return start_ +
-           Duration(static_cast<int64_t>(static_cast<double>(number) * 1e9 / options_.rate));
+    return start_ + SecondsAhead(static_cast<double>(number) / options_.rate);
   }
   bool AtEnd(TimePoint due) const KVTIER_REQUIRES(mutex_) {
     if (options_.requests > 0 && given_ == options_.requests) return true;
@@ -126,6 +141,8 @@ class Schedule {
   TimePoint reported_ KVTIER_GUARDED_BY(mutex_);
   uint64_t given_ KVTIER_GUARDED_BY(mutex_) = 0;
   bool ended_ KVTIER_GUARDED_BY(mutex_) = false;
+  std::optional<TimePoint> failing_since_ KVTIER_GUARDED_BY(mutex_);  // every operation
+  bool gave_up_ KVTIER_GUARDED_BY(mutex_) = false;
 };
 
 // Keeps the first error of all clients. Thread-safe.
@@ -172,10 +189,11 @@ absl::Status RunClient(Schedule& schedule, LoadTarget& target, Pacer& pacer,
     const TimePoint answered = pacer.Now();
     LoadRow& row = tally->rows[static_cast<size_t>(ticket->op)];
     ++row.count;
-    row.latency.Record(answered - ticket->due.value_or(sent));
     if (ticket->due) tally->sent_late.Record(sent - *ticket->due);
+    schedule.Answered(outcome.ok(), answered);
     if (outcome.ok()) {
       Count(*outcome, &row.sum);
+      row.latency.Record(answered - ticket->due.value_or(sent));
     } else {
       ++row.errors;
       first_error.Note(outcome.status(), ticket->op);
@@ -206,7 +224,7 @@ double PerSecond(double value, const LoadReport& report) {
 }
 
 double Rate(const LoadRow& row, const LoadReport& report) {
-  return PerSecond(static_cast<double>(row.count), report);
+  return PerSecond(static_cast<double>(row.count - row.errors), report);
 }
 
 double Gigabytes(const LoadRow& row, const LoadReport& report) {
@@ -314,6 +332,7 @@ absl::StatusOr<LoadReport> RunLoad(const LoadOptions& options, TraceSource& trac
   }
   report.skipped_lines = trace.skipped_lines();
   report.first_error = first_error.text();
+  report.gave_up = schedule.gave_up();
   return report;
 }
 
@@ -327,7 +346,10 @@ absl::Status CheckLoad(const LoadReport& report) {
   }
   if (total.errors == 0) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(
-      total.errors, " of ", total.count, " operations failed, the first: ", report.first_error));
+      total.errors, " of ", total.count, " operations failed",
+      report.gave_up ? absl::StrCat(", all of the last ", Fixed(Seconds(kGiveUpAfter), 0), " s")
+                     : "",
+      ", the first: ", report.first_error));
 }
 
 Json LoadJson(const LoadOptions& options, const LoadReport& report, Json head) {
@@ -344,6 +366,7 @@ Json LoadJson(const LoadOptions& options, const LoadReport& report, Json head) {
   head["operations"] = std::move(rows);
   head["sent_late_us"] = open ? LatencyJson(report.sent_late) : Json(nullptr);
   head["first_error"] = report.first_error;
+  head["gave_up"] = report.gave_up;
   return head;
 }
 

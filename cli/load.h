@@ -73,7 +73,7 @@ struct LoadRow {
   uint64_t count = 0;   // operations, failed ones included
   uint64_t errors = 0;  // of them
   LoadOutcome sum;
-  HdrHistogram latency;
+  HdrHistogram latency;  // of those that succeeded: a failure at once is no speed
 };
 
 struct LoadReport {
@@ -82,10 +82,12 @@ struct LoadReport {
   double seconds = 0;
   uint64_t skipped_lines = 0;
   std::string first_error;  // empty: none
+  bool gave_up = false;     // before the end, as every operation of 10 s had failed
 };
 
 // Each target runs on a thread of its own; requests are handed out in the trace's order. All that
-// was due is sent, so a rate above what the cache takes makes the run longer than `duration`.
+// was due is sent, so a rate above what the cache takes makes the run longer than `duration`. When
+// every operation of 10 s has failed, the run ends.
 // `progress` gets a line every 2 s, from any thread. Errors: INVALID_ARGUMENT (a rate or duration
 // below 0), and those of the trace.
 absl::StatusOr<LoadReport> RunLoad(const LoadOptions& options, TraceSource& trace,

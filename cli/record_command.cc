@@ -17,7 +17,7 @@ void PrintRecording(const v1::RecordingStatus& recording, Output& output) {
 
 absl::Status RunStart(const RecordFlags& flags, AdminClient& client, Output& output) {
   v1::StartRecordingRequest request;
-  KVTIER_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes(flags.max_file_bytes));
+  KVTIER_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("max-file-bytes", flags.max_file_bytes));
   // On the wire 0 stands for the default.
   if (bytes == 0 || flags.max_files == 0) {
     return absl::InvalidArgumentError(absl::StrCat("max-file-bytes is ", bytes, " and max-files ",

@@ -7,6 +7,7 @@
 #include <span>
 #include <thread>
 
+#include "cli/pace.h"
 #include "cli/replay_payload.h"
 #include "common/bytes.h"
 #include "common/executor.h"
@@ -55,15 +56,18 @@ class Dispatcher {
   // Empty at the end, and for everyone once a client has failed. Waits until the request is due.
   absl::StatusOr<std::optional<Ticket>> Next() KVTIER_EXCLUDES(mutex_) {
     std::optional<Ticket> ticket;
+    TimePoint due;
     {
       MutexLock lock(mutex_);
       if (stopped_ || (options_.limit > 0 && given_ == options_.limit)) return ticket;
       KVTIER_ASSIGN_OR_RETURN(std::optional<TraceRequest> request, trace_.Next());
       if (!request) return ticket;
+      if (given_ == 0) first_ms_ = request->timestamp_ms;
       ticket = Ticket{++given_, *std::move(request)};
+      due = Due(ticket->request);
       ReportProgress();
     }
-    if (options_.speed > 0) std::this_thread::sleep_until(Due(ticket->request));
+    if (options_.speed > 0) std::this_thread::sleep_until(due);
     return ticket;
   }
 
@@ -73,8 +77,9 @@ class Dispatcher {
   }
 
  private:
-  TimePoint Due(const TraceRequest& request) const {
-    return start_ + Duration(static_cast<int64_t>(request.timestamp_ms * 1e6 / options_.speed));
+  // The pace begins with the first request: a later file of a recording begins late.
+  TimePoint Due(const TraceRequest& request) const KVTIER_REQUIRES(mutex_) {
+    return start_ + SecondsAhead((request.timestamp_ms - first_ms_) * 1e-3 / options_.speed);
   }
 
   void ReportProgress() KVTIER_REQUIRES(mutex_) {
@@ -92,6 +97,7 @@ class Dispatcher {
   const TimePoint start_;
   TimePoint reported_ KVTIER_GUARDED_BY(mutex_) = SteadyClock().Now();
   uint64_t given_ KVTIER_GUARDED_BY(mutex_) = 0;
+  double first_ms_ KVTIER_GUARDED_BY(mutex_) = 0;  // timestamp of the first request
   bool stopped_ KVTIER_GUARDED_BY(mutex_) = false;
 };
 
@@ -276,10 +282,7 @@ class ReplayClient {
 };
 
 absl::Status CheckOptions(const ReplayOptions& options) {
-  if (options.block_bytes < kPayloadHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("block-bytes is ", options.block_bytes,
-                                                   ", the least is ", kPayloadHeaderBytes));
-  }
+  KVTIER_RETURN_IF_ERROR(CheckPayloadBytes(options.block_bytes));
   if (options.clients < 1 || options.clients > 256) {
     return absl::InvalidArgumentError(
         absl::StrCat("clients is ", options.clients, ", the limits are 1 and 256"));

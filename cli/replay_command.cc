@@ -58,18 +58,18 @@ std::optional<uint64_t> WrittenSince(uint64_t before, std::optional<uint64_t> no
 absl::Status RunReplay(const ReplayFlags& flags, const std::string& command_line, Output& output) {
   ReplayOptions options = flags.replay;
   options.trace = flags.trace.path.empty() ? "made-up chats" : flags.trace.path;
-  KVTIER_ASSIGN_OR_RETURN(options.block_bytes, ParseBytes(flags.block_bytes));
+  KVTIER_ASSIGN_OR_RETURN(options.block_bytes, ParseBytes("block-bytes", flags.block_bytes));
   options.full_only = flags.trace.full_only();
   options.block_tokens = flags.trace.reader.block_tokens;
   options.lease = std::chrono::milliseconds(flags.lease_ms);
-  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source, OpenSource(flags.trace));
+  const auto progress = [&output](const std::string& line) { output.Progress(line); };
+  KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source,
+                          OpenSource(flags.trace, progress));
   KVTIER_RETURN_IF_ERROR(CheckReportFlags(flags.report));
   AdminClient admin(AdminAddress(flags));
   const std::optional<uint64_t> before = SsdBlocksWritten(admin);
   if (before) options.ssd_written = [&] { return WrittenSince(*before, SsdBlocksWritten(admin)); };
-  KVTIER_ASSIGN_OR_RETURN(
-      ReplayReport report,
-      Replay(options, *source, [&](const std::string& line) { output.Progress(line); }));
+  KVTIER_ASSIGN_OR_RETURN(ReplayReport report, Replay(options, *source, progress));
   std::optional<uint64_t> ssd_writes;
   if (report.ssd_tier) {
     if (before) ssd_writes = WrittenSince(*before, SsdBlocksWritten(admin));
@@ -118,7 +118,10 @@ void AddReplayCommand(CLI::App& parent, Invocation* invocation) {
       ->required();
   command->add_option("--clients", replay.clients, "Requests in flight, handed out in order")
       ->capture_default_str();
-  command->add_option("--speed", replay.speed, "Times the recorded pace; 0: as fast as possible")
+  command
+      ->add_option(
+          "--speed", replay.speed,
+          "Times the recorded pace, counted from the first request; 0: as fast as possible")
       ->capture_default_str();
   command->add_option("--lease-ms", flags->lease_ms, "Lease that a request's Lookup takes")
       ->check(CLI::Range(1, 600000))
@@ -134,7 +137,8 @@ void AddReplayCommand(CLI::App& parent, Invocation* invocation) {
       ->capture_default_str();
   command
       ->add_option("--admin", flags->admin,
-                   "Operators' API, asked for the SSD tier's writes; without it admin.sock beside "
+                   "Operators' API, asked for the SSD tier's writes (others' traffic counts too); "
+                   "without it admin.sock beside "
                    "the data socket")
       ->envname("KVTIER_ADMIN");
   AddReportFlags(command, &flags->report);

@@ -64,6 +64,12 @@ bool StreamMatches(uint64_t seed, uint64_t offset, const std::byte* data, size_t
 
 }  // namespace
 
+absl::Status CheckPayloadBytes(uint64_t block_bytes) {
+  if (block_bytes >= kPayloadHeaderBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("block-bytes is ", block_bytes, ", the least is ", kPayloadHeaderBytes));
+}
+
 void FillPayload(const BlockKey& key, std::span<std::byte> out) {
   KVTIER_CHECK(out.size() >= kPayloadHeaderBytes);
   const Header header = MakeHeader(key, out.size());

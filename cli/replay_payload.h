@@ -7,6 +7,7 @@
 #include <span>
 
 #include "common/block_key.h"
+#include "common/status.h"
 
 namespace kvtier::cli {
 
@@ -14,6 +15,9 @@ namespace kvtier::cli {
 // Then a pseudo-random stream that the key starts. A block under the wrong key differs at once, and
 // almost everywhere.
 inline constexpr size_t kPayloadHeaderBytes = 32;
+
+// INVALID_ARGUMENT naming block-bytes when a payload of so many has no room for the header.
+absl::Status CheckPayloadBytes(uint64_t block_bytes);
 
 // `out` is one whole payload; at least kPayloadHeaderBytes.
 void FillPayload(const BlockKey& key, std::span<std::byte> out);

@@ -15,7 +15,7 @@ absl::Status RunSetCapacity(const SetCapacityOptions& options, AdminClient& clie
                             Output& output) {
   v1::SetTierCapacityRequest request;
   KVTIER_ASSIGN_OR_RETURN(const v1::Tier tier, ParseTier(options.tier));
-  KVTIER_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes(options.bytes));
+  KVTIER_ASSIGN_OR_RETURN(const uint64_t bytes, ParseBytes("bytes", options.bytes));
   request.set_tier(tier);
   request.set_capacity_bytes(bytes);
   KVTIER_ASSIGN_OR_RETURN(const v1::SetTierCapacityResponse reply, client.SetTierCapacity(request));

@@ -37,7 +37,7 @@ absl::StatusOr<SimulateOptions> ToOptions(const SimulateFlags& flags) {
     options.tiers.push_back(mode);
   }
   if (!flags.block_bytes.empty()) {
-    KVTIER_ASSIGN_OR_RETURN(options.block_bytes, ParseBytes(flags.block_bytes));
+    KVTIER_ASSIGN_OR_RETURN(options.block_bytes, ParseBytes("block-bytes", flags.block_bytes));
   }
   if (flags.convention == "all") options.conventions = {Convention::kAll};
   if (flags.convention == "full") options.conventions = {Convention::kFull};

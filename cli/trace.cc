@@ -24,6 +24,10 @@ class TraceReader final : public TraceSource {
     while (true) {
       KVTIER_ASSIGN_OR_RETURN(const std::optional<std::string_view> line, NextLine());
       if (!line) return std::optional<TraceRequest>();
+      if (too_long_) {
+        ++skipped_;
+        continue;
+      }
       if (line->find_first_not_of(" \t\r") == std::string_view::npos) continue;
       absl::StatusOr<std::optional<TraceRequest>> request = Parse(*line);
       if (request.ok() && *request) return request;
@@ -59,21 +63,26 @@ class TraceReader final : public TraceSource {
     return std::optional<TraceRequest>(std::move(request));
   }
 
-  // Valid until the next call.
+  // Valid until the next call. Of a line that is too long (with skip_bad_lines) what is left.
   absl::StatusOr<std::optional<std::string_view>> NextLine() {
     bytes_->Consume(std::exchange(taken_, 0));
+    too_long_ = false;
     size_t searched = 0;
     while (true) {
       const size_t end = bytes_->unread().find('\n', searched);
       if (end != std::string::npos) return Line(end, end + 1);
       searched = bytes_->unread().size();
       if (searched > kMostLineBytes) {
-        return absl::InvalidArgumentError(absl::StrCat(bytes_->path(), ":", line_ + 1,
-                                                       ": longer than ", kMostLineBytes, " bytes"));
+        if (!options_.skip_bad_lines) {
+          return absl::InvalidArgumentError(absl::StrCat(
+              bytes_->path(), ":", line_ + 1, ": longer than ", kMostLineBytes, " bytes"));
+        }
+        too_long_ = true;
+        bytes_->Consume(std::exchange(searched, 0));
       }
       KVTIER_ASSIGN_OR_RETURN(const bool more, bytes_->Fill());
       if (more) continue;
-      if (searched == 0) return std::optional<std::string_view>();
+      if (searched == 0 && !too_long_) return std::optional<std::string_view>();
       return Line(searched, searched);
     }
   }
@@ -86,7 +95,8 @@ class TraceReader final : public TraceSource {
 
   const TraceReaderOptions options_;
   const std::unique_ptr<TraceBytes> bytes_;
-  size_t taken_ = 0;  // by the line handed out last
+  size_t taken_ = 0;       // by the line handed out last
+  bool too_long_ = false;  // the line handed out last
   uint64_t line_ = 0;
   uint64_t skipped_ = 0;
   double last_timestamp_ms_ = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,6 +43,9 @@ struct TraceReaderOptions {
   double spread_hours = 8;
   double cut_hours = 0;  // of the whole trace
   uint32_t session_seed = 1;
+  // Gets a line for people every 100 sessions of an archive, which is read to its end before the
+  // first request. May be empty.
+  std::function<void(const std::string&)> progress = {};
 };
 
 // Which format is told from the content, plain or compressed by zstd:

@@ -54,8 +54,11 @@ void AddTraceFlags(CLI::App* command, TraceFlags* flags) {
       ->capture_default_str();
 }
 
-absl::StatusOr<std::unique_ptr<TraceSource>> OpenSource(const TraceFlags& flags) {
-  if (!flags.path.empty()) return OpenTrace(flags.path, flags.reader);
+absl::StatusOr<std::unique_ptr<TraceSource>> OpenSource(
+    const TraceFlags& flags, std::function<void(const std::string&)> progress) {
+  TraceReaderOptions reader = flags.reader;
+  reader.progress = std::move(progress);
+  if (!flags.path.empty()) return OpenTrace(flags.path, std::move(reader));
   if (flags.reader.block_tokens == 0) {
     return absl::InvalidArgumentError("block-tokens is 0, the least is 1");
   }

@@ -24,7 +24,8 @@ CLI::Option* AddTraceFileFlags(CLI::App* command, std::string* path, TraceReader
 // The same, which convention, and what to make up without a trace. `flags` outlives the parse.
 void AddTraceFlags(CLI::App* command, TraceFlags* flags);
 
-// What the flags name. Errors: OpenTrace's.
-absl::StatusOr<std::unique_ptr<TraceSource>> OpenSource(const TraceFlags& flags);
+// What the flags name. `progress`: TraceReaderOptions'. Errors: OpenTrace's.
+absl::StatusOr<std::unique_ptr<TraceSource>> OpenSource(
+    const TraceFlags& flags, std::function<void(const std::string&)> progress);
 
 }  // namespace kvtier::cli

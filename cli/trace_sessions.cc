@@ -13,6 +13,8 @@
 namespace kvtier::cli {
 namespace {
 
+constexpr uint64_t kSessionsPerLine = 100;  // of progress
+
 // Fills std::mt19937's state as Python's random.seed does (init_by_array of Matsumoto and
 // Nishimura's mt19937ar.c) for a whole number below 2^32.
 class PythonSeed {
@@ -279,6 +281,9 @@ absl::StatusOr<std::unique_ptr<TraceSource>> OpenSessions(std::unique_ptr<TraceB
   for (uint64_t number = 0;; ++number) {
     KVTIER_ASSIGN_OR_RETURN(const std::optional<TarMember> member, tar.Next());
     if (!member) break;
+    if (options.progress && number > 0 && number % kSessionsPerLine == 0) {
+      options.progress(absl::StrCat("trace: ", number, " sessions of the archive are read"));
+    }
     SessionParser parser(number, options.block_tokens, starts.Below(options.spread_hours * 3600));
     const absl::Status parsed = parser.Parse(member->contents);
     if (!parsed.ok() && !options.skip_bad_lines) {

@@ -56,6 +56,12 @@ absl::StatusOr<uint64_t> ParseBytes(std::string_view text) {
   return static_cast<uint64_t>(std::llround(value));
 }
 
+absl::StatusOr<uint64_t> ParseBytes(const std::string& field, std::string_view text) {
+  const absl::StatusOr<uint64_t> bytes = ParseBytes(text);
+  KVTIER_RETURN_IF_ERROR(Annotate(bytes.status(), field));
+  return bytes;
+}
+
 std::string FormatBytes(uint64_t bytes) {
   static constexpr const char* kNames[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   int unit = 0;

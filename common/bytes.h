@@ -14,6 +14,9 @@ namespace kvtier {
 // when it is neither, negative or beyond 2^63.
 absl::StatusOr<uint64_t> ParseBytes(std::string_view text);
 
+// The same; the error begins with the name of the field that has the text.
+absl::StatusOr<uint64_t> ParseBytes(const std::string& field, std::string_view text);
+
 // Exact where a binary unit divides it ("4GiB"), else rounded to three digits ("1.46 GiB").
 std::string FormatBytes(uint64_t bytes);
 

@@ -153,6 +153,7 @@ absl::Status RecordingFiles::RemoveOldest() {
 absl::Status RecordingFiles::Append(std::string_view line) {
   KVTIER_CHECK(line.size() <= options_.max_file_bytes);
   if (file_bytes_ + line.size() > options_.max_file_bytes) KVTIER_RETURN_IF_ERROR(NextFile());
+  KVTIER_RETURN_IF_ERROR(CheckThere());
   const absl::Status written = WriteWhole(line);
   if (!written.ok()) {  // half a line would be read as damage
     if (ftruncate(fd_.get(), static_cast<off_t>(file_bytes_)) != 0) {
@@ -162,6 +163,16 @@ absl::Status RecordingFiles::Append(std::string_view line) {
   }
   file_bytes_ += line.size();
   return absl::OkStatus();
+}
+
+absl::Status RecordingFiles::CheckThere() const {
+  struct stat open_one {};
+  struct stat named {};
+  const bool there = fstat(fd_.get(), &open_one) == 0 && stat(files_.back().c_str(), &named) == 0;
+  if (there && open_one.st_ino == named.st_ino && open_one.st_dev == named.st_dev) {
+    return absl::OkStatus();
+  }
+  return absl::NotFoundError(absl::StrCat(files_.back(), " was removed while it was written"));
 }
 
 absl::Status RecordingFiles::WriteWhole(std::string_view line) {
@@ -218,6 +229,10 @@ absl::StatusOr<RecordingStatus> Recorder::Stop() {
     status_.seconds = std::chrono::duration<double>(clock_->Now() - started_).count();
   }
   WaitForWriter();
+  if (status_.on) {
+    const absl::Status there = recording_->files->CheckThere();
+    if (!there.ok()) EndLocked(std::string(there.message()));
+  }
   if (!status_.on) {
     return absl::FailedPreconditionError(
         status_.why.empty() ? "no recording is on"

@@ -73,9 +73,11 @@ class RecordingFiles {
   RecordingFiles& operator=(const RecordingFiles&) = delete;
 
   // `line` ends with a newline. Begins the next file, and removes the oldest, when it no longer
-  // fits the present one. On an error (the disk is full) nothing of the line is left.
+  // fits the present one. On an error (the disk is full, CheckThere) nothing of the line is left.
   // REQUIRES: line.size() <= max_file_bytes.
   absl::Status Append(std::string_view line);
+  // NOT_FOUND when somebody has removed or replaced the last file: what is written is nowhere then.
+  absl::Status CheckThere() const;
   const std::vector<std::string>& files() const { return files_; }
 
  private:
@@ -107,7 +109,7 @@ class Recorder {
   // about the directory. Blocks.
   absl::StatusOr<RecordingStatus> Start(RecordingOptions options) KVTIER_EXCLUDES(mutex_);
   // Ends the recording once what is queued is written. FAILED_PRECONDITION when none is on, saying
-  // why when it ended by itself. Blocks.
+  // why when it ended by itself, and when its file is not there any more. Blocks.
   absl::StatusOr<RecordingStatus> Stop() KVTIER_EXCLUDES(mutex_);
 
   // Whether Record is worth preparing for.

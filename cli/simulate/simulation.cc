@@ -215,8 +215,10 @@ class Simulation {
     report_.number_seconds = 0;
     report_.plain_seconds.reset();
     plain_.clear();
+    TraceReaderOptions reader = options_.reader;
+    reader.progress = progress_;
     KVTIER_ASSIGN_OR_RETURN(const std::unique_ptr<TraceSource> source,
-                            OpenTrace(options_.trace, options_.reader));
+                            OpenTrace(options_.trace, std::move(reader)));
     std::vector<TraceRequest> requests;
     for (bool more = true; more;) {
       KVTIER_ASSIGN_OR_RETURN(more, ReadSome(source.get(), &requests));

@@ -89,6 +89,22 @@ Json TimingJson(const SimulateOptions& options, const SimulationReport& report) 
           {"plain_ns_per_reference", plain_ns},    {"rows", rows}};
 }
 
+std::string TimingText(const Json& timing) {
+  Table table;
+  table.Row({"time", "capacity, blocks", "seconds", "ns per reference", "times the plain walk"});
+  const double plain_ns = timing["plain_ns_per_reference"];
+  table.Row({"plain walk of a hash map", "", Fixed(timing["plain_walk_seconds"], 3),
+             Fixed(plain_ns, 1), Fixed(1, 2)});
+  for (const Json& row : timing["rows"]) {
+    table.Row({row["policy"], WithCommas(row["capacity_blocks"]), Fixed(row["seconds"], 3),
+               Fixed(row["ns_per_reference"], 1), Fixed(row["times_plain"], 2)});
+  }
+  table.Row({"parsing the trace", "", Fixed(timing["parse_seconds"], 3)});
+  table.Row({"finding each block in the index", "", Fixed(timing["index_seconds"], 3)});
+  table.Row({"curve", "", Fixed(timing["curve_seconds"], 3)});
+  return table.ToString() + "A policy's ns have its share of the index's.\n";
+}
+
 }  // namespace
 
 Json SimulationJson(const SimulateOptions& options, const SimulationReport& report) {
@@ -118,7 +134,7 @@ std::string SimulationText(const SimulateOptions& options, const SimulationRepor
   }
   if (options.curve) absl::StrAppend(&out, "\nby size\n", OneTierText(report.curve));
   if (report.plain_seconds) {
-    absl::StrAppend(&out, "\ntiming\n", TimingJson(options, report).dump(2), "\n");
+    absl::StrAppend(&out, "\n", TimingText(TimingJson(options, report)));
   }
   return out;
 }

@@ -3,11 +3,14 @@
 
 Environment: KVTIER (the program) and what tests/support/daemon.py needs.
 """
+import io
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import unittest
@@ -81,6 +84,27 @@ class Traces(unittest.TestCase):
         self.refused("no request has a block and is of model 7", "--capacity", "8", "--model", "7")
         self.refused(": Is a directory", "--capacity", "8", trace=self.folder.name)
 
+    def test_a_tar_of_sessions_tells_how_far_it_is(self):
+        trace = os.path.join(self.folder.name, "sessions.tar")
+        session = json.dumps({"block_size": 512, "hash_id_scope": "local", "requests": [
+            {"t": 0, "in": 512, "out": 1, "hash_ids": [1]}]}).encode()
+        with tarfile.open(trace, "w") as archive:
+            for number in range(201):
+                member = tarfile.TarInfo(f"{number}.json")
+                member.size = len(session)
+                archive.addfile(member, io.BytesIO(session))
+        code, report, err = kvtier("simulate", "--json", "--trace", trace, "--capacity", "8")
+        self.assertEqual((code, report["requests"]), (0, 201))
+        for sessions in (100, 200):
+            self.assertIn(f"trace: {sessions} sessions of the archive are read\n", err)
+
+    def test_times_are_a_table(self):
+        command = [KVTIER, "simulate", "--trace", self.trace, "--capacity", "8", "--timing"]
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        self.assertRegex(out, r"\ntime +capacity, blocks +seconds +ns per reference")
+        self.assertRegex(out, r"\nlru +8 +0\.0")
+        self.assertNotIn("{", out)
+
     def test_sizes_out_of_range(self):
         tiers = ["--tiers", "log", "--capacity", "8", "--ssd-capacity", "8"]
         self.refused("segment-blocks is 65537, the limit is 65536", *tiers, "--segment-blocks",
@@ -96,6 +120,46 @@ class Traces(unittest.TestCase):
     def test_a_report_never_takes_the_place_of_a_trace(self):
         self.refused("its name must end in .html", "--capacity", "8", "--report", self.trace)
         self.assertEqual(pathlib.Path(self.trace).read_text(encoding="utf-8"), LINE * 2)
+
+
+class WithDaemon(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.daemon = support.Daemon(self.folder.name + "/data")
+        self.addCleanup(self.daemon.close)
+
+    def error(self, *arguments):
+        code, document, _ = kvtier(*arguments, "--json")
+        self.assertEqual(code, 1)
+        return document["error"]["message"]
+
+    def test_blocks_too_small_for_what_tells_them_apart(self):
+        for command in (["bench", "load"], ["replay"]):
+            arguments = command + ["--server", self.daemon.address, "--requests", "3",
+                                   "--block-bytes"]
+            self.assertEqual(self.error(*arguments, "31"), "block-bytes is 31, the least is 32")
+            self.assertIn("block-bytes: 'much' is not a size", self.error(*arguments, "much"))
+            self.assertEqual(kvtier(*arguments, "32", "--json")[0], 0)
+        admin = ["--admin", self.daemon.admin_address]
+        self.assertIn("max-file-bytes: 'much' is not a size",
+                      self.error("record", "start", *admin, "--max-file-bytes", "much"))
+
+    def test_a_pace_begins_with_the_first_request(self):
+        trace = os.path.join(self.folder.name, "late.jsonl")
+        late = LINE.replace("0,", "1000000000000,", 1)
+        pathlib.Path(trace).write_text(late * 2, encoding="utf-8")
+        code, report, _ = kvtier("replay", "--server", self.daemon.address, "--trace", trace,
+                                 "--block-bytes", "64", "--speed", "1", "--json")
+        self.assertEqual((code, report["requests"]), (0, 2))
+
+    def test_a_daemon_that_stands_still(self):
+        admin = ["--admin", self.daemon.admin_address]
+        self.daemon.send(signal.SIGSTOP)
+        self.assertIn(f"kvtierd at {self.daemon.admin_address} gave no answer in 10 s: it stands",
+                      self.error("status", *admin))
+        self.daemon.send(signal.SIGCONT)
+        self.assertEqual(kvtier("status", *admin, "--json")[0], 0)
 
 
 class Streams(unittest.TestCase):

@@ -35,12 +35,13 @@ class StallingTarget final : public LoadTarget {
   void Prepare(LoadOp op, const TraceRequest&) override { ++prepared_[static_cast<size_t>(op)]; }
   absl::StatusOr<LoadOutcome> Run() override {
     pacer_->Advance(run_++ == stalled_ ? stall_ : milliseconds(1));
-    if (run_ == failing_) return absl::UnavailableError("gone");
+    if (run_ == failing_ || run_ % good_every_ != 0) return absl::UnavailableError("gone");
     return LoadOutcome{.asked_blocks = 2, .blocks = 1, .bytes = 1000, .wrong_blocks = wrong_};
   }
 
   std::array<uint64_t, kLoadOps> prepared_ = {};
-  uint64_t failing_ = 0;  // from 1
+  uint64_t failing_ = 0;     // from 1
+  uint64_t good_every_ = 1;  // the others fail
   uint64_t wrong_ = 0;
 
  private:
@@ -58,11 +59,13 @@ struct Result {
   std::array<uint64_t, kLoadOps> prepared;
 };
 
-Result RunStalling(const LoadOptions& options, uint64_t failing = 0, uint64_t wrong = 0) {
+Result RunStalling(const LoadOptions& options, uint64_t failing = 0, uint64_t wrong = 0,
+                   uint64_t good_every = 1) {
   ManualPacer pacer;
   auto target = std::make_unique<StallingTarget>(&pacer, kStalled, kStall);
   target->failing_ = failing;
   target->wrong_ = wrong;
+  target->good_every_ = good_every;
   StallingTarget* const seen = target.get();
   std::vector<std::unique_ptr<LoadTarget>> targets;
   targets.push_back(std::move(target));
@@ -174,6 +177,33 @@ TEST(LoadTest, ErrorsAndWrongBytesFailTheRun) {
   EXPECT_EQ(document["operations"][3]["operation"], "total");
   EXPECT_EQ(document["operations"][3]["latency_us"]["p50"], 1000.0);
   EXPECT_EQ(document["loop"], "closed");
+}
+
+// A daemon that is gone fails operations at once: they are no speed, and no reason to go on. An
+// operation takes 1 ms, one takes 1 s.
+TEST(LoadTest, EndsWhenNothingSucceedsForTenSeconds) {
+  const LoadOptions options{.requests = 30'000};
+  const LoadReport gone = RunStalling(options, 0, 0, UINT64_MAX).report;
+  EXPECT_TRUE(gone.gave_up);
+  EXPECT_NEAR(gone.seconds, 10, 0.01);
+  EXPECT_EQ(Lookups(gone).latency.count(), 0u);
+  EXPECT_THAT(std::string(CheckLoad(gone).message()),
+              HasSubstr("operations failed, all of the last 10 s, the first: "));
+  EXPECT_EQ(LoadJson(options, gone, Json::object())["operations"][3]["per_second"], 0.0);
+
+  const LoadReport ill = RunStalling(options, 0, 0, 9'000).report;  // every 9 s one that succeeds
+  EXPECT_FALSE(ill.gave_up);
+  uint64_t count = 0;
+  uint64_t good = 0;
+  for (const LoadRow& row : ill.rows) count += row.count;
+  for (const LoadRow& row : ill.rows) good += row.latency.count();
+  EXPECT_EQ(count, 30'000u);
+  EXPECT_EQ(good, 3u);
+}
+
+TEST(LoadTest, WhatIsDueInAMillenniumIsNotSentAtOnce) {
+  const LoadReport report = RunStalling({.rate = 1e-12, .requests = 2}).report;
+  EXPECT_GT(report.seconds, 29.0 * 365 * 24 * 3600);
 }
 
 TEST(LoadTest, MixesThatAreNone) {

@@ -230,6 +230,27 @@ TEST_F(TraceFile, RefusesEndlessLines) {
   EXPECT_EQ(ReadAll().status.code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(TraceFile, SkipsALineHoweverLong) {
+  for (const std::string end : {"", "\n", "   \n"}) {
+    Write(std::string(kGood) + std::string(40 << 20, 'x') + end);
+    TraceReaderOptions options;
+    options.skip_bad_lines = true;
+    const auto source = OpenTrace(path_, options);
+    ASSERT_TRUE(source.ok()) << source.status();
+    EXPECT_TRUE((*source)->Next()->has_value());
+    EXPECT_FALSE((*source)->Next()->has_value());
+    EXPECT_EQ((*source)->skipped_lines(), 1u);
+  }
+  Write(std::string(17 << 20, ' ') + "\n" + kGood + "no request\n" + kGood);
+  TraceReaderOptions options;
+  options.skip_bad_lines = true;
+  const auto source = OpenTrace(path_, options);
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_TRUE((*source)->Next()->has_value());
+  EXPECT_TRUE((*source)->Next()->has_value());
+  EXPECT_EQ((*source)->skipped_lines(), 2u);
+}
+
 TEST_F(TraceFile, RefusesOptionsOutOfRange) {
   Write(kGood);
   EXPECT_TRUE(OpenTrace(path_, {}).ok());

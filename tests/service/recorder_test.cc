@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <sstream>
@@ -234,6 +235,28 @@ TEST_F(RecorderTest, AFullDiskEndsTheRecordingWithWholeLines) {
   recorder_.Record(LookupOf(Tokens(0, 8)));
   EXPECT_EQ(End().requests, 1u);
   EXPECT_EQ(ReadTrace(next).size(), 1u);
+}
+
+TEST_F(RecorderTest, AFileThatIsGoneEndsTheRecording) {
+  const std::string file = Begin();
+  recorder_.Record(LookupOf(Tokens(0, 8)));
+  executor_.RunAll();
+  std::filesystem::remove_all(folder_ / "recordings");
+  EXPECT_TRUE(recorder_.on());
+  recorder_.Record(LookupOf(Tokens(0, 8)));
+  executor_.RunAll();
+  EXPECT_FALSE(recorder_.on());
+  EXPECT_THAT(recorder_.status().why, HasSubstr(file + " was removed while it was written"));
+  EXPECT_EQ(recorder_.status().requests, 1u);
+  EXPECT_EQ(recorder_.status().dropped, 1u);
+
+  const std::string next = Begin();  // makes the directory again
+  std::filesystem::rename(next, next + ".mine");
+  EXPECT_THAT(std::string(recorder_.Stop().status().message()),
+              HasSubstr(next + " was removed while it was written"));
+  EXPECT_FALSE(recorder_.on());
+  Begin();
+  End();
 }
 
 TEST_F(RecorderTest, OneRecordingAtATimeWithinLimits) {
