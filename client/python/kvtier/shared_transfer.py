@@ -34,7 +34,10 @@ _log = logging.getLogger("kvtier")
 # go of the interpreter's lock more often, and wait for it each time when other threads are busy.
 _HASHED_PIECE = 256 << 10
 _PIECE = 4 << 20  # when only copied: what a reader that was told to stop still does
-_TWO_THREADS = 4 << 20  # from so many bytes on; a thread costs as much as the copy of a tenth of that
+# From so many bytes on two threads are quicker, in parts of this size or larger: to hand the interpreter's lock
+# over takes as long as the copy of a small one.
+_TWO_THREADS = 8 << 20
+_LARGE_PART = 256 << 10
 _UNLOCKED = 64 << 10  # a copy from so many bytes on lets go of the interpreter's lock
 _SHORT = 256 << 10
 _CHECKSUM = struct.Struct("<Q")
@@ -196,7 +199,7 @@ class SharedReader:
         parts, self._parts = self._parts, []
         began = time.monotonic()
         size = sum(part.size for part in parts)
-        by_two = size >= _TWO_THREADS and len(parts) > 1
+        by_two = size >= _TWO_THREADS and len(parts) > 1 and size >= len(parts) * _LARGE_PART
         (self._read_by_two if by_two else self._read_from)(deque(parts))
         self.size += size
         self.seconds += time.monotonic() - began
