@@ -11,7 +11,7 @@ import unittest
 import grpc
 import models
 import prompts
-from engine import Engine, kvtier_connector
+from engine import BLOCK_TOKENS, Engine, kvtier_connector
 from grpc_proxy import Fault, GrpcProxy
 from kvtierd import kvtierd
 from waiting import wait_until
@@ -163,15 +163,27 @@ class FaultTest(unittest.TestCase):
         self.assertTrue(met.exists(), "the fault was not met")
 
     def check_control(self, engine: Engine, switch: pathlib.Path) -> None:
-        """A load that wrote nothing, and says that it did, changes the answer."""
+        """A load that wrote nothing, and says that it did, changes the answer; and nobody finds what was
+        computed from it."""
+        switch.write_text("nothing", encoding="utf-8")
+        self.ask(engine)
         # Other KV into the pages: what is still in them would be right by chance.
         engine.generate(self.many, logprobs=None)
         engine.forget()
-        switch.write_text("nothing", encoding="utf-8")
-        answer, = engine.generate([self.prompt])
+        wrong, = engine.generate([self.prompt], max_tokens=BLOCK_TOKENS)  # so one more block is complete
+        self.assertGreater(wrong.cached, 0)
+        self.assertNotEqual(wrong.tokens[:len(self.plain.tokens)], self.plain.tokens)
+        on = self.prompt + list(wrong.tokens)
+        self.assertEqual(self.loaded(engine, on), BLOCKS + 1, "nothing was saved")
         switch.unlink()
-        self.assertGreater(answer.cached, 0)
-        self.assertNotEqual(answer.tokens, self.plain.tokens)
+        self.assertEqual(self.loaded(engine, on), BLOCKS)
+
+    def loaded(self, engine: Engine, prompt: list[int]) -> int:
+        """How many of its blocks are loaded."""
+        engine.forget()
+        before = engine.metrics()[LOADED_BLOCKS]
+        engine.generate([prompt], max_tokens=1)
+        return engine.metrics()[LOADED_BLOCKS] - before
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ None of this is in the package: some of its methods are replaced, and behave unt
 KVTIER_PLANTED_SWITCH names holds the name of a fault. So one engine shows them all, with a hit before and
 after each; that it struck is told by the file with .met at its name's end.
 """
+import dataclasses
 import os
 import pathlib
 
 SWITCH = "KVTIER_PLANTED_SWITCH"
 MESSAGE = "planted by the test"
+CONTROL_TENANT = "control"
 
 
 def struck(fault: str) -> bool:
@@ -19,8 +21,7 @@ def struck(fault: str) -> bool:
 
 
 def plant() -> None:
-    """load, save, pages, match: the connector meets a bug there. nothing: the control, a load that says it
-    worked and has written no byte."""
+    """load, save, pages, match: the connector meets a bug there. nothing: see plant_control."""
     from kvtier.engines.paged import HostPages, SchedulerHalf, WorkerHalf
 
     planted(WorkerHalf, "_fetch", "load")
@@ -28,9 +29,27 @@ def plant() -> None:
     planted(HostPages, "targets", "pages")
     planted(HostPages, "gather", "pages")
     planted(SchedulerHalf, "_match", "match")
-    fetch = WorkerHalf._fetch
-    WorkerHalf._fetch = lambda half, job, *rest: (
-        len(job.block_ids) if struck("nothing") else fetch(half, job, *rest))
+    plant_control()
+
+
+def plant_control() -> None:
+    """nothing: a load says it worked and has written no byte. What is computed from it is wrong, and is
+    saved; so under this switch all is stored and found under a name of its own, where nobody else looks. It
+    has to be stored there first, by a request that finds nothing and is answered right."""
+    from kvtier.engines.paged import LoadOutcome, SchedulerHalf, WorkerHalf
+
+    fetch, named = WorkerHalf._fetch, SchedulerHalf._named
+
+    def fetch_nothing(half, job, *rest):
+        if struck("nothing"):
+            return LoadOutcome(ranks=1, verified=len(job.block_ids), bytes=0, seconds=0.0)
+        return fetch(half, job, *rest)
+
+    def of_its_own(half, namespace):
+        name = named(half, namespace)
+        return dataclasses.replace(name, tenant=CONTROL_TENANT) if struck("nothing") else name
+
+    WorkerHalf._fetch, SchedulerHalf._named = fetch_nothing, of_its_own
 
 
 def planted(owner: type, name: str, fault: str) -> None:

@@ -1,4 +1,4 @@
-"""Pages (see paged.py) over torch tensors, in host memory or on an accelerator.
+"""Pages (see paged/engine.py) over torch tensors, in host memory or on an accelerator.
 
 A layer is given as an int8 tensor of shape (blocks, page bytes) over the engine's own storage, its rows
 contiguous. So nothing here knows what is in a page.

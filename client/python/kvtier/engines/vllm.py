@@ -5,7 +5,7 @@
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"address": "unix:/tmp/kvtier/kvtier.sock"}}'
 
-docs/CONNECTORS.md is the manual. This file only translates: vLLM's calls to the two halves in paged.py,
+docs/CONNECTORS.md is the manual. This file only translates: vLLM's calls to the two halves in paged/,
 by what vllm_compat.py knows of vLLM's version.
 
 Loads are asynchronous to vLLM: a request waits for its blocks while others compute, failures are told by
@@ -39,6 +39,7 @@ from kvtier.engines.paged import (
     WorkerReport,
 )
 from kvtier.engines.torch_pages import pages_of
+from kvtier.engines.warn_once import WarnOnce
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -249,7 +250,7 @@ class _Scheduler:
         self._pins = compat.PoolPins()
         self._settings = settings
         self._adapters = compat.Adapters()
-        self._said: set[str] = set()
+        self._warn_once = WarnOnce(logger)
         self._requests: dict[str, Any] = {}
         self._block_tokens = compat.block_tokens(config, kv_cache)
         # A loop that stops with its last request saves as it goes; another saves what was generated once,
@@ -356,11 +357,6 @@ class _Scheduler:
             self._warn_once(f"failed {type(error)}", "the connector failed, taken for a miss: %s", error,
                             exc_info=True)
             return otherwise
-
-    def _warn_once(self, kind: str, message: str, *args: object, exc_info: bool = False) -> None:
-        level = logging.DEBUG if kind in self._said else logging.WARNING
-        self._said.add(kind)
-        logger.log(level, message + " (said once)", *args, exc_info=exc_info)
 
 
 class _Worker:
