@@ -25,6 +25,7 @@ from kvtier.client import (
     close_channel,
     error_of_call,
     error_of_status,
+    lease_id_of,
     stuck,
     target_of,
 )
@@ -183,7 +184,7 @@ class AsyncClient:
         """As kvtier.Client's: ``with await client.fetch_views(...) as views``."""
         return await self._run(
             self._protocol.fetch_views(
-                what if isinstance(what, int) else what.id,
+                lease_id_of(what),
                 blocks,
                 first_block=first_block,
                 part=part,

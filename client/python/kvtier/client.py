@@ -282,7 +282,7 @@ class Client:
         """
         return self._run(
             self._protocol.fetch_views(
-                what if isinstance(what, int) else what.id,
+                lease_id_of(what),
                 blocks,
                 first_block=first_block,
                 part=part,
@@ -636,10 +636,19 @@ def target_of(what: Prompt | LeaseHandle | int) -> tuple[Prompt | None, int, byt
         return what, 0, what.model_id
     if isinstance(what, LeaseHandle):
         return None, what.id, what._model_id or None
+    return None, _id_of(what, "a Prompt, a Lease or a lease's id"), None
+
+
+def lease_id_of(what: LeaseHandle | int) -> int:
+    """0: none."""
+    return what.id if isinstance(what, LeaseHandle) else _id_of(what, "a Lease or a lease's id")
+
+
+def _id_of(what: Any, wanted: str) -> int:
     if not isinstance(what, int):
-        raise InvalidArgument(f"what is a {type(what).__name__}, it must be a Prompt, a Lease or a lease's id")
+        raise InvalidArgument(f"what is a {type(what).__name__}, it must be {wanted}")
     check_range("lease_id", what, 1, (1 << 64) - 1)
-    return None, what, None
+    return what
 
 
 def close_channel(channel: grpc.Channel, address: str) -> None:

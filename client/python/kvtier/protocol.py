@@ -111,6 +111,8 @@ class ClientOptions:
             check_timeout(name, getattr(self, name))
         check_range("retries", self.retries, 0, 1 << 31)
         check_type("breaker", self.breaker, BreakerOptions)
+        check_type("shared_memory", self.shared_memory, bool)
+        check_type("verify_shared", self.verify_shared, bool)
 
     def channel_options(self) -> list[tuple[str, int]]:
         return [*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", int(self.connect_deadline * 1000))]
@@ -266,6 +268,7 @@ class Protocol:
 
     def __init__(self, address: str, options: ClientOptions) -> None:
         check_address(address)
+        check_type("options", options, ClientOptions)
         self.address = address
         self.options = options
         self.leases = LeaseLedger()
@@ -347,6 +350,8 @@ class Protocol:
     ) -> Operation[FetchReport]:
         """By prompt, or by lease. ``model_id`` is None when it is not known (a bare lease id)."""
         blocks = blocks_of("buffers", buffers, writable=True)
+        check_type("allow_gaps", allow_gaps, bool)
+        _check_lease_end(lease_end)
         if prompt is None and lease_id == 0:
             return FetchReport([False] * len(blocks), 0, empty_lease())
         check_range("first_block", first_block, 0, _U32 - len(blocks))
@@ -378,6 +383,8 @@ class Protocol:
     ) -> Operation[SharedViews]:
         check_range("blocks", count, 1, _U32 - 1)
         check_type("part", part, Part)
+        check_type("allow_gaps", allow_gaps, bool)
+        _check_lease_end(lease_end)
         check_range("first_block", first_block, 0, _U32 - count)
         end = self._end(timeout, self.options.transfer_deadline)
         watch = LeaseWatch(self.lease_times, lease_id, lease_end)
@@ -419,6 +426,7 @@ class Protocol:
         timeout: float | None,
     ) -> Operation[StoreReport]:
         check_type("prompt", prompt, Prompt)
+        check_type("durable", durable, bool)
         blocks = blocks_of("buffers", buffers, writable=False)
         check_range("first_block", first_block, 0, _U32 - len(blocks))
         if first_missing is not None:
@@ -448,10 +456,7 @@ class Protocol:
         _check_lease_id(lease_id)
         check_range("verified_blocks", use.verified_blocks, 0, _U32)
         check_range("shared_bytes", use.shared_bytes, 0, _U64)
-        if not 0 <= use.shared_seconds <= _MOST_SHARED_SECONDS:
-            raise InvalidArgument(
-                f"shared_seconds is {use.shared_seconds}, the limits are 0 and {_MOST_SHARED_SECONDS:.0f}"
-            )
+        check_seconds("shared_seconds", use.shared_seconds, 0, _MOST_SHARED_SECONDS)
         self.lease_times.close(lease_id)
         request = wire.release_request(lease_id, use)
         return (yield from self._acknowledged("Release", request, timeout))
@@ -717,6 +722,12 @@ class Protocol:
 
 def _check_lease_id(lease_id: int) -> None:
     check_range("lease_id", lease_id, 1, (1 << 64) - 1)
+
+
+def _check_lease_end(lease_end: float | None) -> None:
+    """Whether it is a time: any is taken, as one that is over is the daemon's to say."""
+    if lease_end is not None and (not isinstance(lease_end, (int, float)) or math.isnan(lease_end)):
+        raise InvalidArgument(f"lease_end is {lease_end!r}, it must be a time in seconds, or None")
 
 
 def _leading(ok: Sequence[bool]) -> int:
