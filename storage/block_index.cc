@@ -47,7 +47,7 @@ EntryId BlockIndex::TakeId() {
   }
   if (next_fresh_ == chunks_.size() * kChunk) {
     KVTIER_CHECK(next_fresh_ < kNoEntry - kChunk);
-    chunks_.push_back(MakeSlab<Entry>());
+    chunks_.push_back(std::make_unique<Entry[]>(kChunk));
   }
   return next_fresh_++;
 }
@@ -169,7 +169,8 @@ void BlockIndex::Renew(EntryId id, EntryId parent) {
 
 uint64_t BlockIndex::memory_bytes() const {
   const uint64_t map_bytes = ids_.capacity() * (sizeof(std::pair<BlockKey, EntryId>) + 1);
-  return chunks_.size() * kSlabBytes + map_bytes + part_array_bytes_ + identities_.memory_bytes();
+  return chunks_.size() * kChunk * sizeof(Entry) + map_bytes + part_array_bytes_ +
+         identities_.memory_bytes();
 }
 
 void BlockIndex::CheckInvariants() const {

@@ -16,7 +16,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/block_key.h"
 #include "common/prompt.h"
-#include "common/slab.h"
 #include "storage/eviction_order.h"
 #include "storage/identity_pool.h"
 #include "storage/tier.h"
@@ -144,10 +143,9 @@ class BlockIndex {
   void CheckInvariants() const;
 
  private:
-  static constexpr int kChunkBits = 14;
+  static constexpr int kChunkBits = 12;
   static constexpr uint32_t kChunk = 1u << kChunkBits;
-  static_assert(kChunk * sizeof(Entry) == kSlabBytes);
-  using Chunks = std::vector<Slab<Entry>>;
+  using Chunks = std::vector<std::unique_ptr<Entry[]>>;
   // The links that entries hold, of one tier.
   struct EntryLinks {
     const Chunks* chunks;

@@ -4,19 +4,17 @@
 #include <new>
 
 #include "common/check.h"
-#include "common/slab.h"
 
 namespace kvtier {
 
 // At the head of its own memory, which is aligned to its size: so a slot finds its chunk.
 struct alignas(64) IdentityPool::Chunk {
-  Chunk* previous = nullptr;  // in the list that `first` begins
+  Chunk* previous = nullptr;
   Chunk* next = nullptr;
   FreeSlot* free = nullptr;
   uint32_t slot_bytes = 0;
   uint32_t fresh = sizeof(Chunk);  // where the slots that were never used begin
   uint32_t live = 0;
-  uint32_t slab_in_use = 0;  // of a slab's first chunk: how many of the slab's are in use
 
   bool full() const { return free == nullptr && fresh + slot_bytes > kChunkBytes; }
   char* Take() {
@@ -30,61 +28,34 @@ struct alignas(64) IdentityPool::Chunk {
     fresh += slot_bytes;
     return slot;
   }
-
-  void Link(Chunk** first) {
-    previous = nullptr;
-    next = *first;
-    if (next != nullptr) next->previous = this;
-    *first = this;
-  }
-  void Unlink(Chunk** first) {
-    (previous != nullptr ? previous->next : *first) = next;
-    if (next != nullptr) next->previous = previous;
-  }
 };
 
 IdentityPool::~IdentityPool() { KVTIER_CHECK(memory_bytes_ == 0); }
 
-IdentityPool::Chunk* IdentityPool::ChunkOf(const void* inside) {
-  return reinterpret_cast<Chunk*>(reinterpret_cast<uintptr_t>(inside) & ~(kChunkBytes - 1));
+IdentityPool::Chunk* IdentityPool::ChunkOf(const char* identity) {
+  return reinterpret_cast<Chunk*>(reinterpret_cast<uintptr_t>(identity) & ~(kChunkBytes - 1));
 }
 
-IdentityPool::Chunk* IdentityPool::FirstOfSlab(const Chunk* chunk) {
-  return reinterpret_cast<Chunk*>(reinterpret_cast<uintptr_t>(chunk) & ~(kSlabBytes - 1));
+void IdentityPool::Link(Chunk* chunk) {
+  Chunk*& first = open(chunk->slot_bytes);
+  chunk->previous = nullptr;
+  chunk->next = first;
+  if (first != nullptr) first->previous = chunk;
+  first = chunk;
 }
 
-void IdentityPool::AddSlab() {
-  char* const slab = MakeSlab<char>().release();
-  memory_bytes_ += kSlabBytes;
-  for (size_t at = kSlabBytes; at > 0; at -= kChunkBytes) {
-    (new (slab + at - kChunkBytes) Chunk())->Link(&spare_);
-  }
-}
-
-void IdentityPool::DropSlab(Chunk* first) {
-  char* const slab = reinterpret_cast<char*>(first);
-  for (size_t at = 0; at < kSlabBytes; at += kChunkBytes) ChunkOf(slab + at)->Unlink(&spare_);
-  Slab<char>(slab).reset();
-  memory_bytes_ -= kSlabBytes;
+void IdentityPool::Unlink(Chunk* chunk) {
+  (chunk->previous != nullptr ? chunk->previous->next : open(chunk->slot_bytes)) = chunk->next;
+  if (chunk->next != nullptr) chunk->next->previous = chunk->previous;
 }
 
 IdentityPool::Chunk* IdentityPool::AddChunk(size_t slot_bytes) {
-  if (spare_ == nullptr) AddSlab();
-  Chunk* const chunk = spare_;
-  chunk->Unlink(&spare_);
-  ++FirstOfSlab(chunk)->slab_in_use;
+  void* memory = ::operator new(kChunkBytes, std::align_val_t(kChunkBytes));
+  memory_bytes_ += kChunkBytes;
+  auto* chunk = new (memory) Chunk();
   chunk->slot_bytes = static_cast<uint32_t>(slot_bytes);
-  chunk->Link(&open(slot_bytes));
+  Link(chunk);
   return chunk;
-}
-
-// REQUIRES: nothing in it is live, and it is in no list.
-void IdentityPool::DropChunk(Chunk* chunk) {
-  chunk->free = nullptr;
-  chunk->fresh = sizeof(Chunk);
-  chunk->Link(&spare_);
-  Chunk* const first = FirstOfSlab(chunk);
-  if (--first->slab_in_use == 0) DropSlab(first);
 }
 
 const char* IdentityPool::Copy(std::string_view identity) {
@@ -97,7 +68,7 @@ const char* IdentityPool::Copy(std::string_view identity) {
   } else {
     Chunk* chunk = open(slot_bytes) != nullptr ? open(slot_bytes) : AddChunk(slot_bytes);
     copy = chunk->Take();
-    if (chunk->full()) chunk->Unlink(&open(slot_bytes));
+    if (chunk->full()) Unlink(chunk);
   }
   std::memcpy(copy, identity.data(), identity.size());
   return copy;
@@ -114,11 +85,11 @@ void IdentityPool::Free(const char* identity, size_t bytes) {
   auto* slot = reinterpret_cast<FreeSlot*>(const_cast<char*>(identity));
   slot->next = chunk->free;
   chunk->free = slot;
-  Chunk** const list = &open(chunk->slot_bytes);
-  if (was_full) chunk->Link(list);
+  if (was_full) Link(chunk);
   if (--chunk->live > 0) return;
-  chunk->Unlink(list);
-  DropChunk(chunk);
+  Unlink(chunk);
+  memory_bytes_ -= kChunkBytes;
+  ::operator delete(chunk, std::align_val_t(kChunkBytes));
 }
 
 }  // namespace kvtier

@@ -29,7 +29,6 @@ class IdentityPool {
   uint64_t memory_bytes() const { return memory_bytes_; }
 
  private:
-  // Of one size of slots; cut from slabs, which go back when none of their chunks is in use.
   static constexpr size_t kChunkBytes = size_t{64} << 10;
   static constexpr size_t kStep = 16;       // slots are multiples of it
   static constexpr size_t kLargest = 1024;  // what is longer is allocated by itself
@@ -39,17 +38,14 @@ class IdentityPool {
   };
 
   static size_t SlotBytes(size_t bytes) { return (bytes + kStep - 1) / kStep * kStep; }
-  static Chunk* ChunkOf(const void* inside);
-  static Chunk* FirstOfSlab(const Chunk* chunk);
+  static Chunk* ChunkOf(const char* identity);
   Chunk*& open(size_t slot_bytes) { return open_[slot_bytes / kStep]; }
   Chunk* AddChunk(size_t slot_bytes);
-  void DropChunk(Chunk* chunk);
-  void AddSlab();
-  void DropSlab(Chunk* first);
+  void Link(Chunk* chunk);
+  void Unlink(Chunk* chunk);
 
   // By size: the chunks with a free slot, linked both ways.
   std::array<Chunk*, kLargest / kStep + 1> open_{};
-  Chunk* spare_ = nullptr;  // chunks of slabs that are not in use, linked both ways
   uint64_t memory_bytes_ = 0;
 };
 
