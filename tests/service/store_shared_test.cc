@@ -190,7 +190,7 @@ TEST_F(StoreSharedTest, AClientThatFillsNothingInIsGivenUp) {
   const std::atomic<bool> stop{false};
   ring.Fill(ring.Room(kPart / 2, stop).size());
   ring.Flush();
-  ExpectError(Begin(store), StatusCode::DEADLINE_EXCEEDED, {"has filled nothing in for 2 s"});
+  ExpectError(Begin(store), StatusCode::ABORTED, {"has filled nothing in for 2 s"});
   EXPECT_EQ(client_.Found(prompt), 0u);
   EXPECT_EQ(server_.manager().stats().tiers[1].usage.used_bytes, 0u);
   calls_.StoreAll(store);
