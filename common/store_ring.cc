@@ -95,8 +95,9 @@ absl::StatusOr<std::span<const std::byte>> StoreRingReader::Next(uint64_t bytes,
     if (stop.load()) return absl::CancelledError("stopped");
     Tell(&taken_, next_, &told_, true);
     if (std::chrono::steady_clock::now() > end) {
-      return absl::DeadlineExceededError(absl::StrCat("the client has filled nothing in for ",
-                                                      kStall / std::chrono::seconds(1), " s"));
+      // Not the call's deadline: a client that was only late has time left, and can Store.
+      return absl::AbortedError(absl::StrCat("the client has filled nothing in for ",
+                                             kStall / std::chrono::seconds(1), " s"));
     }
     filled_.Await(filled);
   }

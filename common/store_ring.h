@@ -94,7 +94,7 @@ class StoreRingReader : private StoreRing {
 
   // The first of the next `bytes` bytes; read each once. Waits while there are none. Errors:
   // CANCELLED when `stop` is set meanwhile, INVALID_ARGUMENT when more is filled in than the ring
-  // has, DEADLINE_EXCEEDED when nothing is for kStall.
+  // has, ABORTED when nothing is for kStall.
   absl::StatusOr<std::span<const std::byte>> Next(uint64_t bytes, const std::atomic<bool>& stop);
   // So many have been taken, and what remains of the last line is skipped. The client hears of it
   // when a piece has come together, or when Next waits.

@@ -105,6 +105,30 @@ absl::StatusOr<std::shared_ptr<StoreRegion>> StoreRegion::Make(uint64_t bytes,
 
 StoreRegion::~StoreRegion() { KVTIER_CHECK(munmap(bytes_.data(), bytes_.size()) == 0); }
 
+bool StoreRegion::Acquire(std::atomic<bool>* stop) {
+  MutexLock lock(mutex_);
+  if (stop_ != nullptr) return false;
+  stop_ = stop;
+  if (session_ended_) stop_->store(true);
+  return true;
+}
+
+void StoreRegion::Release() {
+  MutexLock lock(mutex_);
+  stop_ = nullptr;
+}
+
+void StoreRegion::EndSession() {
+  MutexLock lock(mutex_);
+  session_ended_ = true;
+  if (stop_ != nullptr) stop_->store(true);
+}
+
+bool StoreRegion::session_ended() const {
+  MutexLock lock(mutex_);
+  return session_ended_;
+}
+
 uint64_t StoreRegion::backed_bytes() const {
   struct stat info {};
   return fstat(fd_.get(), &info) == 0 ? static_cast<uint64_t>(info.st_blocks) * kStBlockBytes : 0;
@@ -320,6 +344,7 @@ void SharedMemory::End(Session* session) {
     ended = std::move(it->second);
     sessions_.erase(it);
   }
+  ended->store->EndSession();
 }
 
 // Descriptors that a client sends along are thrown away by the kernel, as there is no room for

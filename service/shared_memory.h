@@ -49,9 +49,13 @@ class StoreRegion {
   MemoryDomain domain() const { return domain_; }
   uint64_t backed_bytes() const;  // of the pages that are there
 
-  // For one call at a time: false while another has it.
-  bool Acquire() { return !taken_.exchange(true); }
-  void Release() { taken_.store(false); }
+  // For one call at a time: false while another has it. `stop` is set when the session ends, at
+  // once when it has; until Release.
+  bool Acquire(std::atomic<bool>* stop) KVTIER_EXCLUDES(mutex_);
+  void Release() KVTIER_EXCLUDES(mutex_);
+  // What serves a session that has ended would be beyond the number of sessions: threads, memory.
+  void EndSession() KVTIER_EXCLUDES(mutex_);
+  bool session_ended() const KVTIER_EXCLUDES(mutex_);
 
  private:
   StoreRegion(UniqueFd fd, std::span<std::byte> bytes, MemoryDomain domain)
@@ -60,7 +64,10 @@ class StoreRegion {
   const UniqueFd fd_;
   const std::span<std::byte> bytes_;
   const MemoryDomain domain_;
-  std::atomic<bool> taken_{false};
+
+  mutable Mutex mutex_;
+  std::atomic<bool>* stop_ KVTIER_GUARDED_BY(mutex_) = nullptr;  // of the call that has it
+  bool session_ended_ KVTIER_GUARDED_BY(mutex_) = false;
 };
 
 // Who shares one pool of the RAM tier, and so can read all of it: all clients, or those of one uid.

@@ -53,7 +53,7 @@ absl::Status StoreSharedCall::Store() {
   if (!request.has_header) return absl::InvalidArgumentError("header is missing");
   KVTIER_ASSIGN_OR_RETURN(writer_, StoreWriter::Open(core_, &request.header));
   writer_->PutInto(region->domain());
-  if (!region->Acquire()) {
+  if (!region->Acquire(&stopped_)) {
     return absl::AbortedError("the session's store region serves another call");
   }
   region_ = std::move(region);
@@ -66,6 +66,7 @@ absl::Status StoreSharedCall::Store() {
 
 absl::Status StoreSharedCall::WhyStopped() const {
   if (context_->IsCancelled()) return absl::CancelledError("the client has gone");
+  if (region_->session_ended()) return absl::AbortedError("the session has ended");
   return absl::DeadlineExceededError("the call's deadline has passed");
 }
 

@@ -59,7 +59,8 @@ class StoreSharedCall final : public grpc::ServerUnaryReactor,
   grpc::ByteBuffer* const response_;
   TimePoint deadline_;
 
-  std::atomic<bool> stopped_{false};  // the deadline has passed, or the client has gone
+  // The deadline has passed, or the client or its session has gone.
+  std::atomic<bool> stopped_{false};
 
   // Run's.
   Call call_;

@@ -256,6 +256,24 @@ class TransferCases(SharedCase):
             self.assertEqual(proxy.calls("StoreShared"), 2)
             client.close()
 
+    def test_a_client_that_is_late_stores_over_grpc(self):
+        """The daemon has given its stream up, as when nothing of this process ran for 2 s: that is no failure of
+        the daemon's, and there is time left."""
+        given_up, real = threading.Event(), shared_transfer.SharedFiller.stop
+
+        def stop(filler):
+            real(filler)
+            given_up.set()
+
+        def late(filler):
+            given_up.wait(PATIENCE_SECONDS)
+
+        with unittest.mock.patch.multiple(shared_transfer.SharedFiller, stop=stop, fill=late):
+            report = self.client.store_from(self.prompt(1), self.payloads(1))
+        self.assertEqual((report.held, report.shared), (self.BLOCKS, 0), report.failure)
+        self.assertEqual(self.client.counters().failures, 0)
+        self.assertEqual(self.hit(1).shared, self.BLOCKS)
+
     def test_a_full_pool(self):
         """What is leased cannot be evicted: what fits is held, the rest is refused, as over gRPC."""
         reports = []

@@ -190,7 +190,7 @@ TEST_F(StoreSharedTest, AClientThatFillsNothingInIsGivenUp) {
   const std::atomic<bool> stop{false};
   ring.Fill(ring.Room(kPart / 2, stop).size());
   ring.Flush();
-  ExpectError(Begin(store), StatusCode::DEADLINE_EXCEEDED, {"has filled nothing in for 2 s"});
+  ExpectError(Begin(store), StatusCode::ABORTED, {"has filled nothing in for 2 s"});
   EXPECT_EQ(client_.Found(prompt), 0u);
   EXPECT_EQ(server_.manager().stats().tiers[1].usage.used_bytes, 0u);
   calls_.StoreAll(store);
@@ -237,6 +237,29 @@ TEST_F(StoreSharedTest, AClientThatGoesLeavesNothing) {
   EXPECT_EQ(client_.Found(prompt), 0u);
   EXPECT_EQ(server_.manager().stats().tiers[1].usage.used_bytes, 0u);
   calls_.StoreAll(store);
+}
+
+// Else calls would be more than there are sessions, and others wait for a thread. With its region
+// still mapped a client could fill in a line now and then for as long as its call may run.
+TEST_F(StoreSharedTest, ACallEndsWithItsSession) {
+  RawSharedClient other = RawSharedClient::Joined(server_.shared_memory()->socket_path());
+  const SharedCalls::Store store =
+      SharedCalls(&client_, &other).StoreOf(TokenPrompt(model_, 1, 5), 0, Payloads(1, 5));
+  const Mapping kept(other.store_fd(), kRegion, /*writable=*/true);
+  StoreRingWriter ring(kept.bytes());
+  const std::atomic<bool> stop{false};
+  grpc::Status ended;
+  ThreadPool caller(1);
+  caller.Run([&] { ended = Begin(store); });
+  ring.Fill(ring.Room(kPart / 2, stop).size());
+  ring.Flush();
+  SharedCounter taken(kept.bytes().data() + StoreRing::kLine);
+  while (taken.Get() == 0) taken.Await(0);
+  { const RawSharedClient ends = std::move(other); }
+  caller.WaitIdle();
+  ExpectError(ended, StatusCode::ABORTED, {"the session has ended"});
+  EXPECT_EQ(client_.Found(TokenPrompt(model_, 1, 5)), 0u);
+  EXPECT_EQ(server_.manager().stats().tiers[1].usage.used_bytes, 0u);
 }
 
 // More than RAM holds: the leading ones are kept, and nobody waits for the rest.
