@@ -1,5 +1,6 @@
 #include "common/executor.h"
 
+#include <system_error>
 #include <utility>
 
 namespace kvtier {
@@ -21,10 +22,19 @@ void ThreadPool::Run(std::function<void()> task) {
     tasks_.push_back(std::move(task));
     if (!stopping_ && threads_.size() < max_threads_ &&
         running_ + tasks_.size() > threads_.size()) {
-      threads_.emplace_back([this] { Work(); });
+      AddThread();
     }
   }
   wake_.NotifyOne();
+}
+
+// The task is queued by now, so whoever asked for it must not hear of a failure.
+void ThreadPool::AddThread() {
+  try {
+    threads_.emplace_back([this] { Work(); });
+  } catch (const std::system_error&) {
+    if (threads_.empty()) throw;
+  }
 }
 
 void ThreadPool::Work() {

@@ -21,8 +21,8 @@ class Executor {
   virtual bool RunOne() { return false; }
 };
 
-// At most so many threads over one queue, each started when a task finds the others at work. The
-// destructor finishes what was queued.
+// At most so many threads over one queue, each started when a task finds the others at work; fewer
+// when the system gives no more. The destructor finishes what was queued.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int max_threads) : max_threads_(static_cast<size_t>(max_threads)) {}
@@ -32,6 +32,7 @@ class ThreadPool final : public Executor {
   void WaitIdle();
 
  private:
+  void AddThread() KVTIER_REQUIRES(mutex_);
   void Work();
 
   const size_t max_threads_;
