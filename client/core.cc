@@ -21,7 +21,7 @@ Core::Core(ClientOptions options, std::unique_ptr<Transport> transport)
       transport_(std::move(transport)),
       breaker_(options_.breaker, clock_),
       lease_times_(clock_),
-      shared_memory_(options_.shared_memory, options_.breaker, clock_) {}
+      shared_memory_(options_.shared_memory, options_.breaker, clock_, options_.region_listener) {}
 
 absl::Status Core::WaitConnected() {
   const TimePoint end = steady_clock_.Now() + options_.connect_deadline;

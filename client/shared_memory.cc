@@ -16,8 +16,9 @@ BreakerOptions OpensAtOnce(BreakerOptions options) {
 
 }  // namespace
 
-SharedMemory::SharedMemory(bool wanted, const BreakerOptions& breaker, const Clock* clock)
-    : wanted_(wanted), breaker_(OpensAtOnce(breaker), clock) {}
+SharedMemory::SharedMemory(bool wanted, const BreakerOptions& breaker, const Clock* clock,
+                           RegionListener* listener)
+    : wanted_(wanted), listener_(listener), breaker_(OpensAtOnce(breaker), clock) {}
 
 void SharedMemory::Offer(const std::string& path) {
   if (!wanted_) return;
@@ -45,7 +46,8 @@ std::shared_ptr<SharedSession> SharedMemory::Session() {
   }
   std::string path;
   if (!StartsConnecting(&path)) return nullptr;
-  absl::StatusOr<std::unique_ptr<SharedSession>> fresh = SharedSession::Open(path, kConnectLimit);
+  absl::StatusOr<std::unique_ptr<SharedSession>> fresh =
+      SharedSession::Open(path, kConnectLimit, listener_);
   breaker_.Record(!fresh.ok());
   std::shared_ptr<SharedSession> former = nullptr;
   MutexLock lock(mutex_);

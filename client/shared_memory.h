@@ -14,8 +14,9 @@ namespace kvtier::client_internal {
 // its own; meanwhile everything goes over gRPC. Thread-safe.
 class SharedMemory {
  public:
-  // `clock` must outlive this.
-  SharedMemory(bool wanted, const BreakerOptions& breaker, const Clock* clock);
+  // `clock` must outlive this, `listener` (null: none) also what is mapped.
+  SharedMemory(bool wanted, const BreakerOptions& breaker, const Clock* clock,
+               RegionListener* listener);
 
   // What RegisterModel says: the socket's path, or nothing. Connects.
   void Offer(const std::string& path) KVTIER_EXCLUDES(mutex_);
@@ -27,6 +28,7 @@ class SharedMemory {
   bool StartsConnecting(std::string* path) KVTIER_EXCLUDES(mutex_);
 
   const bool wanted_;
+  RegionListener* const listener_;
   CircuitBreaker breaker_;
   Mutex mutex_;
   std::string path_ KVTIER_GUARDED_BY(mutex_);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "client/connect.h"
+#include "kvtier/client.h"
 #include "kvtier/v1/kvtier.pb.h"
 
 namespace kvtier::client_internal {
@@ -115,52 +116,69 @@ absl::StatusOr<Received> AwaitWelcome(int socket, Duration limit) {
 // ---------------------------------------------------------------------- SharedMapping
 
 absl::StatusOr<std::unique_ptr<SharedMapping>> SharedMapping::Make(int fd, uint64_t bytes,
-                                                                   int protection) {
+                                                                   bool writable,
+                                                                   RegionListener* listener) {
   struct stat file = {};
   if (fd < 0 || bytes == 0 || fstat(fd, &file) != 0 ||
       static_cast<uint64_t>(file.st_size) < bytes) {
     return absl::UnavailableError(
         absl::StrCat("the daemon's descriptor does not have ", bytes, " bytes"));
   }
+  const int protection = PROT_READ | (writable ? PROT_WRITE : 0);
   void* const base = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return SystemError("mmap");
   return std::unique_ptr<SharedMapping>(
-      new SharedMapping(std::span(static_cast<std::byte*>(base), bytes)));
+      new SharedMapping(std::span(static_cast<std::byte*>(base), bytes), writable, listener));
 }
 
-SharedMapping::~SharedMapping() { munmap(bytes_.data(), bytes_.size()); }
+SharedMapping::SharedMapping(std::span<std::byte> bytes, bool writable, RegionListener* listener)
+    : bytes_(bytes), writable_(writable), listener_(listener) {
+  if (listener_ != nullptr) listener_->Mapped(Told());
+}
+
+SharedMapping::~SharedMapping() {
+  if (listener_ != nullptr) listener_->Unmapping(Told());
+  munmap(bytes_.data(), bytes_.size());
+}
+
+MappedRegion SharedMapping::Told() const { return {.bytes = bytes_, .writable = writable_}; }
 
 // ---------------------------------------------------------------------- SharedSession
 
 absl::StatusOr<std::unique_ptr<SharedSession>> SharedSession::Open(const std::string& path,
-                                                                   Duration limit) {
+                                                                   Duration limit,
+                                                                   RegionListener* listener) {
   KVTIER_ASSIGN_OR_RETURN(const int fd, ConnectPacketSocket(path, limit));
   auto socket = std::make_shared<UniqueFd>(fd);
   KVTIER_ASSIGN_OR_RETURN(const Received welcome, AwaitWelcome(fd, limit));
   const v1::SharedWelcome& told = welcome.message.welcome();
   KVTIER_ASSIGN_OR_RETURN(
       std::unique_ptr<SharedMapping> store_region,
-      SharedMapping::Make(welcome.fd.get(), told.store_region_bytes(), PROT_READ | PROT_WRITE));
+      SharedMapping::Make(welcome.fd.get(), told.store_region_bytes(), true, listener));
   std::unique_ptr<SharedSession> session(
-      new SharedSession(std::move(socket), told.session_id(), std::move(store_region)));
+      new SharedSession(std::move(socket), told.session_id(), std::move(store_region), listener));
   session->reader_.Run([reader = session.get()] { reader->ReadSocket(); });
   return session;
 }
 
 SharedSession::SharedSession(std::shared_ptr<UniqueFd> socket, std::string id,
-                             std::unique_ptr<SharedMapping> store_region)
-    : socket_(std::move(socket)), id_(std::move(id)), store_region_(std::move(store_region)) {}
+                             std::unique_ptr<SharedMapping> store_region, RegionListener* listener)
+    : socket_(std::move(socket)),
+      id_(std::move(id)),
+      store_region_(std::move(store_region)),
+      listener_(listener) {}
 
 SharedSession::~SharedSession() { End(); }
 
 void SharedSession::End() {
+  std::map<uint64_t, Region> dropped;  // unmapped without the lock
   MutexLock lock(mutex_);
   EndLocked();
+  dropped.swap(regions_);
 }
 
 void SharedSession::EndLocked() {
   ended_ = true;
-  regions_.clear();
   shutdown(socket_->get(), SHUT_RDWR);
   changed_.NotifyAll();
 }
@@ -194,7 +212,7 @@ absl::Status SharedSession::TakeRegion(const v1::SharedRegion& told, const Uniqu
   std::shared_ptr<const SharedMapping> mapping;
   if (told.bytes() > 0) {
     KVTIER_ASSIGN_OR_RETURN(std::unique_ptr<SharedMapping> made,
-                            SharedMapping::Make(fd.get(), told.bytes(), PROT_READ));
+                            SharedMapping::Make(fd.get(), told.bytes(), false, listener_));
     // It goes when it was retired and nobody reads it any more, or after the session: then nobody
     // hears what is sent.
     mapping = std::shared_ptr<const SharedMapping>(

@@ -16,6 +16,11 @@
 #include "common/status.h"
 #include "common/unique_fd.h"
 
+namespace kvtier {
+class RegionListener;
+struct MappedRegion;
+}  // namespace kvtier
+
 namespace kvtier::v1 {
 class SharedMemoryMessage;
 class SharedMemoryRequest;
@@ -29,8 +34,9 @@ namespace kvtier::client_internal {
 class SharedMapping {
  public:
   // Of the first `bytes` of `fd`, which must have them: a map beyond a file's end kills its reader.
-  static absl::StatusOr<std::unique_ptr<SharedMapping>> Make(int fd, uint64_t bytes,
-                                                             int protection);
+  // `listener` (null: none) is told, and must outlive this.
+  static absl::StatusOr<std::unique_ptr<SharedMapping>> Make(int fd, uint64_t bytes, bool writable,
+                                                             RegionListener* listener);
   ~SharedMapping();
   SharedMapping(const SharedMapping&) = delete;
   SharedMapping& operator=(const SharedMapping&) = delete;
@@ -42,9 +48,12 @@ class SharedMapping {
   }
 
  private:
-  explicit SharedMapping(std::span<std::byte> bytes) : bytes_(bytes) {}
+  SharedMapping(std::span<std::byte> bytes, bool writable, RegionListener* listener);
+  MappedRegion Told() const;
 
   const std::span<std::byte> bytes_;
+  const bool writable_;
+  RegionListener* const listener_;
 };
 
 // Thread-safe. A thread of its own reads the socket.
@@ -52,9 +61,11 @@ class SharedSession {
  public:
   static constexpr Duration kAnswerLimit = std::chrono::seconds(1);
 
-  // Connects and waits for the welcome. UNAVAILABLE with the reason.
+  // Connects and waits for the welcome. `listener` (null: none) must outlive this and its maps.
+  // UNAVAILABLE with the reason.
   static absl::StatusOr<std::unique_ptr<SharedSession>> Open(const std::string& path,
-                                                             Duration limit);
+                                                             Duration limit,
+                                                             RegionListener* listener);
   // Closes the connection, which ends the session. Maps that are in use stay as long as they are.
   ~SharedSession();
 
@@ -96,7 +107,8 @@ class SharedSession {
   };
 
   SharedSession(std::shared_ptr<UniqueFd> socket, std::string id,
-                std::unique_ptr<SharedMapping> store_region);
+                std::unique_ptr<SharedMapping> store_region, RegionListener* listener);
+  // The regions go with the reader, which hears of it: not under the lock.
   void EndLocked() KVTIER_REQUIRES(mutex_);
   void ReadSocket();
   absl::Status TakeMessage(const v1::SharedMemoryMessage& message, UniqueFd fd);
@@ -107,6 +119,7 @@ class SharedSession {
   const std::shared_ptr<UniqueFd> socket_;
   const std::string id_;
   const std::unique_ptr<SharedMapping> store_region_;
+  RegionListener* const listener_;
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -6,11 +6,13 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
 #include <utility>
 
 #include "common/block_key.h"
 #include "common/executor.h"
+#include "common/mutex.h"
 #include "kvtier/client.h"
 #include "tests/support/self_describing.h"
 #include "tests/support/test_server.h"
@@ -45,6 +47,60 @@ class HookClock final : public Clock {
   const Clock* const clock_;
   mutable int looks_ = 0;
   mutable std::function<void()> hook_;
+};
+
+// What is mapped now, and whether calls came as they must.
+class RecordingListener final : public RegionListener {
+ public:
+  void Mapped(const MappedRegion& region) override {
+    const std::byte first = region.bytes[0];  // would fault if it were not mapped
+    EXPECT_EQ(first, region.bytes[0]);
+    MutexLock lock(mutex_);
+    EXPECT_TRUE(mapped_.emplace(region.bytes.data(), region).second) << "told twice";
+    ++(region.writable ? store_regions_ : ram_regions_);
+  }
+  void Unmapping(const MappedRegion& region) override {
+    const std::byte last = region.bytes.back();
+    EXPECT_EQ(last, region.bytes.back());
+    MutexLock lock(mutex_);
+    const auto found = mapped_.find(region.bytes.data());
+    ASSERT_NE(found, mapped_.end()) << "never told, or unmapped twice";
+    EXPECT_EQ(found->second.bytes.size(), region.bytes.size());
+    EXPECT_EQ(found->second.writable, region.writable);
+    mapped_.erase(found);
+    changed_.NotifyAll();
+  }
+  bool Holds(const std::byte* byte) {
+    MutexLock lock(mutex_);
+    return std::any_of(mapped_.begin(), mapped_.end(), [byte](const auto& entry) {
+      const std::span<const std::byte> bytes = entry.second.bytes;
+      return byte >= bytes.data() && byte < bytes.data() + bytes.size();
+    });
+  }
+  void AwaitMapped(size_t regions) {
+    MutexLock lock(mutex_);
+    while (mapped_.size() != regions) changed_.Wait(mutex_);
+  }
+  size_t mapped() {
+    MutexLock lock(mutex_);
+    return mapped_.size();
+  }
+  // Ever.
+  size_t store_regions() {
+    MutexLock lock(mutex_);
+    return store_regions_;
+  }
+  size_t ram_regions() {
+    MutexLock lock(mutex_);
+    return ram_regions_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<const std::byte*, MappedRegion> mapped_ KVTIER_GUARDED_BY(mutex_);
+  size_t store_regions_ KVTIER_GUARDED_BY(mutex_) = 0;
+  size_t ram_regions_ KVTIER_GUARDED_BY(mutex_) = 0;
 };
 
 // A client and the blocks of its prompts.
@@ -162,6 +218,7 @@ class SharedClientTest : public testing::Test {
     return report.ok() && report->shared == kBlocks && to == from;
   }
 
+  RecordingListener listener_;  // outlives the client
   uint64_t part_bytes_ = kPart;
   uint64_t ram_bytes_ = 0;
   std::unique_ptr<TestServer> server_;
@@ -543,6 +600,63 @@ TEST_F(SharedClientTest, RegionsThatAreGivenUpAreUnmapped) {
   ASSERT_TRUE(server_->manager().SetCapacity(TierKind::kRam, uint64_t{16} << 20).ok());
   StoreAll(2);
   ExpectAllShared(2, kWhole, Fetch(Leased(2), kWhole));
+}
+
+// ---------------------------------------------------------------------- what is mapped
+
+TEST_F(SharedClientTest, ListenerIsToldOfEachMapAndItsEnd) {
+  Start(Ram(kRam), {.region_listener = &listener_});
+  EXPECT_EQ(listener_.store_regions(), 1u);
+  EXPECT_EQ(listener_.ram_regions(), 0u) << "nothing was fetched";
+  StoreAll(1);
+  Lease lease = Leased(1);
+  ExpectAllShared(1, kWhole, Fetch(lease, kWhole));
+  const size_t regions = listener_.ram_regions();
+  EXPECT_GE(regions, 1u);
+  ExpectAllShared(1, kWhole, Fetch(lease, kWhole));
+  EXPECT_EQ(listener_.ram_regions(), regions) << "they are mapped";
+  EXPECT_EQ(listener_.mapped(), regions + 1);
+  ASSERT_TRUE(lease.Release().ok());
+  client_.reset();
+  EXPECT_EQ(listener_.mapped(), 0u);
+}
+
+TEST_F(SharedClientTest, ViewsKeepARegionMappedForTheListener) {
+  Start(Ram(kRam), {.region_listener = &listener_});
+  StoreAll(1);
+  Lease lease = Leased(1);
+  std::optional<SharedViews> views = *client_->FetchSharedViews(lease, kWhole);
+  ASSERT_EQ(views->leading, kBlocks);
+  ASSERT_TRUE(lease.Release().ok());
+  for (const SharedViews::Block& block : views->blocks) {
+    EXPECT_TRUE(listener_.Holds(block.bytes.data()));
+  }
+  client_.reset();
+  for (const SharedViews::Block& block : views->blocks) {
+    EXPECT_TRUE(listener_.Holds(block.bytes.data()));
+  }
+  views.reset();
+  EXPECT_EQ(listener_.mapped(), 0u);
+}
+
+TEST_F(SharedClientTest, ListenerIsToldOfRegionsThatAreGivenUp) {
+  Start(Ram(kRam), {.region_listener = &listener_});
+  StoreAll(1);
+  Lease lease = Leased(1);
+  ExpectAllShared(1, kWhole, Fetch(lease, kWhole));
+  EXPECT_GT(listener_.mapped(), 1u);
+  ASSERT_TRUE(lease.Release().ok());
+  ASSERT_TRUE(server_->manager().SetCapacity(TierKind::kRam, 0).ok());
+  listener_.AwaitMapped(1);
+  EXPECT_TRUE(client_->has_shared_memory()) << "the store region is what stays";
+}
+
+TEST_F(SharedClientTest, OverGrpcNothingIsMapped) {
+  Start(Ram(kRam), {.shared_memory = false, .region_listener = &listener_});
+  StoreAll(1);
+  const Lease lease = Leased(1);
+  ASSERT_TRUE(Fetch(lease, kWhole).ok());
+  EXPECT_EQ(listener_.store_regions() + listener_.ram_regions(), 0u);
 }
 
 TEST_F(SharedClientTest, ThreadsOfOneClientShareTheSession) {

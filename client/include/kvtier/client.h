@@ -56,6 +56,28 @@ struct BreakerOptions {
   Duration longest_backoff = std::chrono::seconds(5);
 };
 
+// Memory of the daemon's that is mapped into this process.
+struct MappedRegion {
+  std::span<const std::byte> bytes = {};  // whole pages but for the end
+  bool writable = false;                  // the store region; false: of the RAM tier, read-only
+};
+
+// Hears which memory is mapped, for an engine that wants to tell its device (pin it, say).
+//
+// Mapped comes before the client uses the region, Unmapping right before it is unmapped, when its
+// last user is gone: each once for each region, in this order, the second after the first has
+// returned. Different regions may come at the same time, and at the same addresses one after the
+// other. The store region comes on the thread whose call opens a session, others on a thread of the
+// client's; Unmapping on any thread, also one that drops SharedViews or the client. A call that
+// needs the region waits meanwhile, and gives the session up after a second: so be quick. It must
+// not call the client, or wait for a thread that does, and must not throw.
+class RegionListener {
+ public:
+  virtual ~RegionListener() = default;
+  virtual void Mapped(const MappedRegion& region) = 0;
+  virtual void Unmapping(const MappedRegion& region) = 0;
+};
+
 struct ClientOptions {
   std::string address = {};  // "unix:/path" or "host:port"
   // Deadlines, each for the whole call with its retries.
@@ -74,6 +96,8 @@ struct ClientOptions {
   // bytes that are in the CPU's cache anyway (docs/BENCHMARKS.md). Without it a fetched block is OK
   // by the daemon's word and the lease's time alone.
   bool verify_shared = true;
+  // Null = none; must outlive the client, its leases and its views.
+  RegionListener* region_listener = nullptr;
 };
 
 // Where a block was found.
