@@ -54,6 +54,43 @@ def descriptors():
     return sum(kind in ("socket", "/memfd") for kind in out)
 
 
+class Recorder:
+    """A region_listener: what is mapped, and whether calls come as they must."""
+
+    def __init__(self):
+        self.now = {}
+        self.ever = []
+        self.wrong = []
+
+    def mapped(self, address, size, writable):
+        if address in self.now:
+            self.wrong.append(f"{address:x} told twice")
+        ctypes.string_at(address, 1)  # would fault if it were not mapped
+        self.now[address] = size
+        self.ever.append((size, writable))
+
+    def unmapping(self, address, size):
+        if self.now.pop(address, None) != size:
+            self.wrong.append(f"{address:x}, {size} bytes: never told, or unmapped twice")
+        ctypes.string_at(address + size - 1, 1)
+
+    def of_ram(self):
+        return [size for size, writable in self.ever if not writable]
+
+
+class Failing:
+    def __init__(self):
+        self.calls = 0
+
+    def mapped(self, address, size, writable):
+        self.calls += 1
+        raise RuntimeError("mapped")
+
+    def unmapping(self, address, size):
+        self.calls += 1
+        raise RuntimeError("unmapping")
+
+
 class SharedCase(DaemonCase):
     SIZE = MIB
     BLOCKS = 8
@@ -706,6 +743,83 @@ for turn in range(1_000_000):
         self.assertEqual(self.hit(1).shared, self.BLOCKS)
         self.assertEqual(self.status().shared_memory.sessions_total, 1)
 
+    def listening(self, listener, **options):
+        client = self.connect(region_listener=listener, **options)
+        client.register_model(opaque_spec(part_bytes=self.SIZE))
+        return client
+
+    def fetch_by(self, client, seed):
+        with client.lookup(self.prompt(seed), lease=30.0) as found:
+            self.assertEqual(found.blocks, self.BLOCKS)
+            buffers = poisoned(self.BLOCKS, self.SIZE)
+            return client.fetch_into(found.lease, buffers)
+
+    def test_a_listener_is_told_of_each_map_and_its_end(self):
+        self.stored(1)
+        recorder = Recorder()
+        client = self.listening(recorder)
+        self.assertEqual(self.fetch_by(client, 1).shared, self.BLOCKS)
+        maps_now = len(recorder.now)
+        self.assertEqual(self.fetch_by(client, 1).shared, self.BLOCKS)
+        self.assertEqual((len(recorder.ever), len(recorder.now)), (maps_now, maps_now), "they are mapped")
+        self.assertEqual(len(recorder.of_ram()), maps_now - 1, "one is the store region")
+        self.assertGreater(maps_now, 1)
+        client.close()
+        del client
+        gc.collect()
+        until(lambda: not recorder.now, "all are told of")
+        self.assertEqual(recorder.wrong, [])
+
+    def test_views_keep_a_region_for_the_listener(self):
+        self.stored(1)
+        recorder = Recorder()
+        client = self.listening(recorder)
+        with client.lookup(self.prompt(1), lease=30.0) as found:
+            views = client.fetch_views(found.lease, self.BLOCKS)
+            kept = views.blocks[0]
+            del views
+        client.close()
+        del client, found
+        gc.collect()
+        until(lambda: len(recorder.now) == 1, "the one with the view")
+        self.assertEqual(bytes(kept), self.payloads(1)[0])
+        del kept
+        gc.collect()
+        self.assertEqual((recorder.now, recorder.wrong), ({}, []))
+
+    def test_over_grpc_nothing_is_mapped(self):
+        self.stored(1)
+        recorder = Recorder()
+        client = self.listening(recorder, shared_memory=False)
+        self.assertEqual(self.fetch_by(client, 1).shared, 0)
+        self.assertEqual(recorder.ever, [])
+
+    def test_a_fork_tells_the_listener_nothing(self):
+        self.stored(1)
+        recorder = Recorder()
+        client = self.listening(recorder)
+        self.fetch_by(client, 1)
+        mapped = len(recorder.now)
+        child = os.fork()
+        if child == 0:
+            client._protocol.shared_memory.close(wait=False)
+            client._protocol = None
+            gc.collect()
+            os._exit(0 if len(recorder.now) == mapped else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+    def test_a_listener_that_raises_is_logged_once(self):
+        self.stored(1)
+        failing = Failing()
+        with self.assertLogs("kvtier", "WARNING") as logs:
+            client = self.listening(failing)
+            self.assertEqual(self.fetch_by(client, 1).shared, self.BLOCKS)
+            client.close()
+            del client
+            gc.collect()
+            until(lambda: failing.calls >= 4, "two maps came and went")
+        self.assertEqual(["region listener" in line for line in logs.output], [True])
+
     @unittest.skipIf(os.getuid() != 0, "needs root to become somebody else")
     def test_another_user_is_refused(self):
         """By the daemon, not by the socket's mode, which is opened here."""
@@ -740,12 +854,12 @@ class FakeSocket:
         self._listener.listen()
         self.peer = None
 
-    def open(self, case, *packets):
+    def open(self, case, *packets, listening=None):
         """A session with whoever says these packets: (message or bytes, size of its descriptor)."""
         thread = threading.Thread(target=self._serve, args=(packets,))
         thread.start()
         try:
-            session = shared_session.SharedSession(self.path, 0.5)
+            session = shared_session.SharedSession(self.path, 0.5, listening)
         finally:
             thread.join()
             case.addCleanup(self.peer.close)
@@ -815,6 +929,25 @@ class SessionTest(unittest.TestCase):
         del view
         gc.collect()
         self.assertEqual(list(self.fake.heard().released.regions), [7])
+
+    def test_a_listener_is_told_of_a_retired_region(self):
+        recorder = Recorder()
+        session = self.fake.open(self, (welcome(), MIB), listening=shared_session.Listening(recorder))
+        found = []
+        thread = threading.Thread(target=lambda: found.append(session.map(7)))
+        thread.start()
+        self.assertEqual(self.fake.heard().open_region, 7)
+        self.fake.say(region(7, 8192), 8192)
+        thread.join()
+        del thread
+        self.assertEqual(recorder.ever, [(MIB, True), (8192, False)])
+        self.fake.say(pb.SharedMemoryMessage(retired=pb.SharedRetired(regions=[7, 9])))
+        self.assertEqual(list(self.fake.heard().released.regions), [9])
+        self.assertIn(8192, recorder.now.values(), "it is in use")
+        found.clear()
+        gc.collect()
+        self.assertEqual(list(self.fake.heard().released.regions), [7])
+        self.assertEqual((list(recorder.now.values()), recorder.wrong), ([MIB], []))
 
     def test_a_region_that_is_gone(self):
         session = self.fake.open(self, (welcome(), MIB), (region(3, 0),))

@@ -316,6 +316,8 @@ class PromptTest(unittest.TestCase):
             ("retries is -1", lambda: kvtier.ClientOptions(retries=-1)),
             ("shared_memory is a str, it must be a bool", lambda: kvtier.ClientOptions(shared_memory="no")),
             ("verify_shared is a int", lambda: kvtier.ClientOptions(verify_shared=0)),
+            ("region_listener is a int, it must be a RegionListener",
+             lambda: kvtier.ClientOptions(region_listener=1)),
             ("options is a dict, it must be a ClientOptions", lambda: kvtier.Client("unix:/x", {})),
             ("options is a NoneType", lambda: kvtier.AsyncClient("unix:/x", None)),
             ("breaker.first_backoff is nan", lambda: kvtier.BreakerOptions(first_backoff=float("nan"))),

@@ -36,6 +36,7 @@ from kvtier.model import (
 from kvtier.prompt import MediaSpan, Namespace, Part, Prompt
 from kvtier.protocol import ClientOptions
 from kvtier.results import Done, FetchReport, StoredBlock, StoreRefusal, StoreReport, StoreVerdict, TierSpan
+from kvtier.shared_session import RegionListener
 from kvtier.shared_transfer import SharedViews
 from kvtier.transfer import Counters
 
@@ -70,6 +71,7 @@ __all__ = [
     "Part",
     "PrefixMatch",
     "Prompt",
+    "RegionListener",
     "RegisteredModel",
     "ResourceExhausted",
     "SharedViews",

@@ -45,7 +45,7 @@ from kvtier.results import (
     refusal_of,
     span_of,
 )
-from kvtier.shared_session import SessionLost, SharedMemory, SharedSession
+from kvtier.shared_session import RegionListener, SessionLost, SharedMemory, SharedSession
 from kvtier.shared_transfer import (
     NOT_SHARED,
     SharedFiller,
@@ -105,6 +105,7 @@ class ClientOptions:
     # mostly in the CPU's cache anyway (docs/BENCHMARKS.md). Without it a fetched block is ok by the daemon's
     # word and the lease's time alone.
     verify_shared: bool = True
+    region_listener: RegionListener | None = None  # is told which shared memory is mapped
 
     def __post_init__(self) -> None:
         for name in ("connect_deadline", "lookup_deadline", "register_deadline", "transfer_deadline"):
@@ -113,6 +114,8 @@ class ClientOptions:
         check_type("breaker", self.breaker, BreakerOptions)
         check_type("shared_memory", self.shared_memory, bool)
         check_type("verify_shared", self.verify_shared, bool)
+        if self.region_listener is not None:
+            check_type("region_listener", self.region_listener, RegionListener)
 
     def channel_options(self) -> list[tuple[str, int]]:
         return [*CHANNEL_OPTIONS, ("grpc.min_reconnect_backoff_ms", int(self.connect_deadline * 1000))]
@@ -273,7 +276,7 @@ class Protocol:
         self.options = options
         self.leases = LeaseLedger()
         self.lease_times = LeaseTimes()
-        self.shared_memory = SharedMemory(options.shared_memory, options.breaker)
+        self.shared_memory = SharedMemory(options.shared_memory, options.breaker, options.region_listener)
         self._breaker = CircuitBreaker(options.breaker, address)
         self._lock = threading.Lock()  # guards what is below
         self._models: dict[bytes, ModelSpec] = {}

@@ -11,7 +11,8 @@ import socket
 import threading
 import time
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 from google.protobuf.message import DecodeError
 
@@ -44,11 +45,59 @@ class SessionLost(Error):
         super().__init__("the shared-memory session was lost", Code.ABORTED)
 
 
+@runtime_checkable
+class RegionListener(Protocol):
+    """Hears which of the daemon's memory is mapped into this process, for an engine that wants to tell its
+    device (pin it, say).
+
+    ``mapped`` comes before the client uses the region, ``unmapping`` right before it is unmapped, when nothing
+    refers to it any more: each once for each region, in this order, the second after the first has returned.
+    Not at the interpreter's exit, and not in a fork's child. Different regions may come at the same time, and
+    at the same addresses one after the other. The store region (``writable``; those of the RAM tier are
+    read-only) comes on the thread whose call opens a session, others on a thread of the client's;
+    ``unmapping`` on any thread and under any lock, as finalizers do, so it must take none that its own thread
+    may hold already. A call that needs the region waits meanwhile, and gives the session up after a second:
+    so be quick. Neither may call the client, or wait for a thread that does. What they raise is logged, once."""
+
+    def mapped(self, address: int, size: int, writable: bool) -> None:
+        """Bytes [address, address + size) are there."""
+
+    def unmapping(self, address: int, size: int) -> None:
+        """They are about to go."""
+
+
+class Listening:
+    """A listener, or none, of which nothing gets out."""
+
+    def __init__(self, listener: RegionListener | None = None) -> None:
+        self._listener = listener
+        self._warned = False
+
+    def follow(self, mapping: Mapping) -> None:
+        """From a new map to its end."""
+        if self._listener is None:
+            return
+        self._tell(self._listener.mapped, mapping.address, mapping.size, mapping.writable)
+        mapping.when_gone(self._gone, self._listener.unmapping, mapping.address, mapping.size, os.getpid())
+
+    def _gone(self, unmapping: Callable[[int, int], None], address: int, size: int, process: int) -> None:
+        if os.getpid() == process:  # else it is a copy of the parent's
+            self._tell(unmapping, address, size)
+
+    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception:  # theirs: it must break neither a call of the client's nor a finalizer
+            level = logging.DEBUG if self._warned else logging.WARNING
+            self._warned = True
+            _log.log(level, "shared memory: the region listener failed (said once)", exc_info=True)
+
+
 class Mapping:
     """Memory of the daemon's, mapped while anything refers to it: this object, ``view``, or a view of that.
     (Not Python's mmap: it keeps a descriptor, and does not tell the address of what is read-only.)"""
 
-    __slots__ = ("view", "address", "size", "_memory")
+    __slots__ = ("view", "address", "size", "writable", "_memory")
 
     def __init__(self, fd: int, size: int, writable: bool) -> None:
         """Of the first ``size`` bytes of ``fd``, which must have them: a map beyond a file's end kills its
@@ -62,6 +111,7 @@ class Mapping:
             raise OSError(number, f"mmap: {os.strerror(number)}")
         self.address: int = address
         self.size = size
+        self.writable = writable
         self._memory = (ctypes.c_ubyte * size).from_address(address)
         self.when_gone(_munmap, address, size)
         view = memoryview(self._memory).cast("B")
@@ -78,12 +128,14 @@ class Mapping:
 class SharedSession:
     """One connection to the daemon's socket. Thread-safe; a thread of its own reads the socket."""
 
-    def __init__(self, path: str, limit: float) -> None:
-        """Connects and waits for the welcome. Raises OSError, and ValueError for a path that is none."""
+    def __init__(self, path: str, limit: float, listening: Listening | None = None) -> None:
+        """Connects and waits for the welcome. ``listening``: is told of its maps. Raises OSError,
+        and ValueError for a path that is none."""
         self._changed = threading.Condition()  # guards what is below
         self._regions: dict[int, Mapping | None] = {}  # None: asked for
         self._storing = False
         self.ended = False
+        self._listening = listening or Listening()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(limit)
@@ -93,6 +145,7 @@ class SharedSession:
                 if welcome.WhichOneof("kind") != "welcome":
                     raise OSError("the daemon's first packet is no welcome")
                 self.store_region = Mapping(fd, welcome.welcome.store_region_bytes, writable=True)
+                self._listening.follow(self.store_region)
             finally:
                 _close(fd)
             self.id: bytes = welcome.welcome.session_id
@@ -140,6 +193,8 @@ class SharedSession:
         """Hangs up. Maps stay while they are in use."""
         with self._changed:
             self._end_locked()
+            dropped, self._regions = self._regions, {}
+        dropped.clear()  # unmapped without the lock
 
     def join(self) -> None:
         """After ``end``: until its descriptor is closed."""
@@ -152,9 +207,9 @@ class SharedSession:
         self._socket.close()
 
     def _end_locked(self) -> None:
+        """The regions go with the reader, which hears of it: not under the lock."""
         if not self.ended:
             self.ended = True
-            self._regions.clear()
             _hang_up(self._socket)
         self._changed.notify_all()
 
@@ -185,8 +240,9 @@ class SharedSession:
         if told.bytes:
             mapping = Mapping(fd, told.bytes, writable=False)
             mapping.when_gone(_say_released, self._socket, told.region)
+            self._listening.follow(mapping)
         with self._changed:
-            if self._regions.get(told.region, mapping) is not None:
+            if self.ended or self._regions.get(told.region, mapping) is not None:
                 return  # not asked for, or the session has ended
             if mapping is None:
                 self._regions.pop(told.region, None)
@@ -264,8 +320,9 @@ class SharedMemory:
     to be had, is tried for again now and then, with the breaker's backoff; meanwhile everything goes over
     gRPC. Thread-safe."""
 
-    def __init__(self, wanted: bool, pace: BreakerOptions) -> None:
+    def __init__(self, wanted: bool, pace: BreakerOptions, listener: RegionListener | None) -> None:
         self.wanted = wanted
+        self._listening = Listening(listener)
         self._pace = pace
         self._lock = threading.Lock()  # guards what is below
         self._path = ""
@@ -309,7 +366,7 @@ class SharedMemory:
             path = self._path
         fresh, failure = None, ""
         try:
-            fresh = SharedSession(path, _CONNECT_SECONDS)
+            fresh = SharedSession(path, _CONNECT_SECONDS, self._listening)
         except (OSError, ValueError) as error:  # ValueError: the path
             failure = str(error)
         with self._lock:

@@ -6,13 +6,17 @@ contiguous. So nothing here knows what is in a page.
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from kvtier.engines.cuda_regions import CudaRegions, loaded_runtime
 from kvtier.engines.paged import HostPages, Segments
+
+logger = logging.getLogger(__name__)
 
 STAGING_BYTES = 64 << 20
 
@@ -31,6 +35,20 @@ def pages_of(layers: Sequence[torch.Tensor]) -> HostPages | StagedPages:
     if all(layer.device.type == "cpu" for layer in layers):
         return InPlacePages(layers)
     return StagedPages(layers)
+
+
+def cuda_regions() -> CudaRegions | None:
+    """A region_listener for a client whose engine computes on this thread's CUDA device. None: it has none, or
+    a runtime that cannot be asked."""
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return None
+    torch.cuda.init()
+    cudart = loaded_runtime(int(torch.version.cuda.split(".")[0]))
+    if cudart is None:
+        logger.warning("no libcudart of CUDA %s is loaded: shared memory stays unregistered", torch.version.cuda)
+        return None
+    device = torch.cuda.current_device()
+    return CudaRegions(cudart, device, lambda: torch.cuda.device(device))
 
 
 class InPlacePages(HostPages):
