@@ -38,7 +38,7 @@ from kvtier.engines.paged import (
     WorkerOptions,
     WorkerReport,
 )
-from kvtier.engines.torch_pages import cuda_regions, pages_of
+from kvtier.engines.torch_pages import pages_of
 from kvtier.engines.warn_once import WarnOnce
 
 if TYPE_CHECKING:
@@ -135,9 +135,7 @@ class KvtierConnector(compat.KVConnectorBase_V1):
         _show_logs()
         settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
         warnings = compat.check_supported(vllm_config, kv_cache_config)
-        # Only a worker has a device of its own.
-        regions = None if role == compat.KVConnectorRole.SCHEDULER else cuda_regions()
-        self._client = Client(settings.address, options=ClientOptions(region_listener=regions))
+        self._client = Client(settings.address, options=ClientOptions())
         spec = compat.model_spec(vllm_config, kv_cache_config, settings.revision)
         model = ModelHandle(self._client, spec)
         self._half: _Scheduler | _Worker
