@@ -691,9 +691,10 @@ class WithSsd(DaemonTestCase):
         self.assertEqual(self.replay(requests=700)["hit_blocks"], first["blocks"])
 
     def test_read_only_is_shown_and_passes(self):
-        """Without its folder for new files the tier cannot write."""
+        """With a file where its folder for new files should be the tier cannot write, nor make the folder."""
         staging = pathlib.Path(self.daemon.data_dir, "ssd", "staging")
         staging.rmdir()
+        staging.touch()
         report = self.replay()
         self.assertEqual((report["wrong_blocks"], report["missed_blocks"]), (0, 0))
         ssd, tier = self.ssd()
@@ -705,7 +706,7 @@ class WithSsd(DaemonTestCase):
         with support.Client(self.daemon.address) as client:
             self.until(lambda: not client.serving("kvtier.ssd"))
             self.assertTrue(client.serving("kvtier.v1.KvCache") and client.serving())
-            staging.mkdir()
+            staging.unlink()
             self.until(lambda: client.serving("kvtier.ssd"))
         self.assertEqual(self.ssd()[0]["state"], "serving")
         self.replay()
