@@ -34,8 +34,8 @@ class Results:
 def limit_of(results, key, arm):
     """(name, median) of what no system over this transport can exceed, (None, None) where there is none."""
     if arm.transport == "shm":
-        # Its payload is copied within memory; its calls go over TCP.
-        name = "memcpy" if is_rate(key[0]) else "raw_tcp"
+        # Payload is copied within memory; the calls are LMCache's over TCP, kvtier's over a Unix socket.
+        name = "memcpy" if is_rate(key[0]) else "raw_tcp" if arm.system.name == "lmcache" else "raw_unix"
     else:
         name = f"raw_{arm.transport}"
     source = key if name != "memcpy" else ("memcpy", None, None, 1)

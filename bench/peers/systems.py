@@ -207,7 +207,7 @@ class Kvtier(System):
             self.arms.append(Arm(f"kvtier_{transport}", self, transport, self.where.client("kvtier", address),
                                  self.VERIFIED))
             if transport == "unix":
-                self.arms.append(Arm("kvtier_shared", self, "memory", self.where.client("kvtier-shared", address),
+                self.arms.append(Arm("kvtier_shared", self, "shm", self.where.client("kvtier-shared", address),
                                      self.VERIFIED))
 
     def forget(self, model):

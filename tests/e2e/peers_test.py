@@ -46,11 +46,12 @@ class PeersTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         document = json.loads(done.stdout)
         self.assertEqual(document["not_run"], [])
-        self.assertEqual(systems_of(document), {"kvtier_unix", "kvtier_tcp", "raw_unix", "raw_tcp", "grpc_unix"})
+        self.assertEqual(systems_of(document), {"kvtier_unix", "kvtier_shared", "kvtier_tcp", "raw_unix",
+                                               "raw_tcp", "grpc_unix"})
         for row in document["rows"]:
             self.assertGreater(row["value"], 0, row)
             self.assertEqual(row["cpu_seconds_per_gb"] is None, row["operation"].startswith("lookup"), row)
-        for name in ("kvtier_unix", "kvtier_tcp"):
+        for name in ("kvtier_unix", "kvtier_shared", "kvtier_tcp"):
             rows = [row for row in document["rows"] if row["system"] == name]
             self.assertEqual({row["operation"] for row in rows}, OPERATIONS)
             self.assertEqual({row["clients"] for row in rows}, {1, 2})
