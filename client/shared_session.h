@@ -91,7 +91,7 @@ class SharedSession {
     StoreRegion& operator=(const StoreRegion&) = delete;
     std::span<std::byte> bytes() const { return session_->store_region_->bytes(); }
     // Runs calls beside the one who fills the region.
-    Executor& caller() const { return session_->caller_; }
+    ThreadPool& caller() const { return session_->caller_; }
 
    private:
     SharedSession* const session_;

@@ -6,7 +6,6 @@
 
 #include "client/replies.h"
 #include "common/hashed_copy.h"
-#include "common/mutex.h"
 #include "common/wire.h"
 #include "kvtier/v1/kvtier.pb.h"
 
@@ -36,27 +35,10 @@ bool MayStillRun(const absl::Status& status) {
 
 // The call, and what it said once it has ended.
 struct SharedStore::Call {
-  explicit Call(StoreRingWriter* writer) : ring(writer) {}
-
   StoreRingWriter* const ring;
   std::atomic<bool> ended{false};  // for whoever fills
-  Mutex mutex;
-  CondVar changed;
-  bool running KVTIER_GUARDED_BY(mutex) = true;
-  absl::Status status;
-  v1::StoreResponse reply;
-
-  void End() {
-    ended.store(true);
-    ring->Wake();
-    MutexLock lock(mutex);
-    running = false;
-    changed.NotifyOne();
-  }
-  void Wait() {
-    MutexLock lock(mutex);
-    while (running) changed.Wait(mutex);
-  }
+  absl::Status status = {};
+  v1::StoreResponse reply = {};
 };
 
 absl::Status SharedStore::Run(Duration limit, StoreReport* report) {
@@ -65,7 +47,7 @@ absl::Status SharedStore::Run(Duration limit, StoreReport* report) {
   StoreRingWriter ring(region->bytes());
   uint64_t stream = 0;
   for (const auto& part : payloads_) stream += StoreRing::StreamBytes(part.size());
-  Call call(&ring);
+  Call call{.ring = &ring};
   const Duration left = end - std::chrono::steady_clock::now();
   if (stream <= kShort && ring.Holds(stream)) {
     Fill(&ring, call.ended);
@@ -73,7 +55,7 @@ absl::Status SharedStore::Run(Duration limit, StoreReport* report) {
   } else {
     region->caller().Run([this, left, &call] { Send(left, &call); });
     Fill(&ring, call.ended);
-    call.Wait();
+    region->caller().WaitIdle();  // nobody else uses it while the region is taken
   }
   KVTIER_RETURN_IF_ERROR(call.status);
   const auto count = static_cast<uint32_t>(payloads_.size());
@@ -106,7 +88,8 @@ void SharedStore::Send(Duration limit, Call* call) {
   });
   // Its region would be written to under the daemon's hands: another session gets another one.
   if (MayStillRun(call->status)) session_->End();
-  call->End();
+  call->ended.store(true);
+  call->ring->Wake();
 }
 
 void SharedStore::Fill(StoreRingWriter* ring, const std::atomic<bool>& stop) {

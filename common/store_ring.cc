@@ -38,74 +38,68 @@ void SharedCounter::Await(uint32_t value) const {
 
 void SharedCounter::Wake() { syscall(SYS_futex, word_, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-StoreRing::StoreRing(std::span<std::byte> region)
+StoreRing::StoreRing(std::span<std::byte> region, uint64_t own, uint64_t other)
     : ring_(region.subspan(kRingOffset, (region.size() - kRingOffset) / kLine * kLine)),
-      lines_(LinesOf(ring_.size())),
-      filled_(region.data()),
-      taken_(region.data() + kLine) {
+      lines_(static_cast<uint32_t>(ring_.size() / kLine)),
+      own_(region.data() + own),
+      other_(region.data() + other) {
   KVTIER_CHECK(lines_ > 0);
 }
 
-std::span<std::byte> StoreRing::At(uint64_t line, uint32_t lines, uint64_t bytes) const {
-  const uint64_t begin = line % lines_ * kLine;
+std::span<std::byte> StoreRing::At(uint32_t lines, uint64_t bytes) const {
+  const uint64_t begin = next_ % lines_ * kLine;
   return ring_.subspan(begin,
                        std::min({bytes, uint64_t{lines} * kLine, kPiece, ring_.size() - begin}));
 }
 
-void StoreRing::Tell(SharedCounter* counter, uint64_t line, uint64_t* told, bool now) {
-  if (line == *told || (!now && (line - *told) * kLine < kPiece)) return;
-  counter->Set(static_cast<uint32_t>(line));
-  *told = line;
+void StoreRing::Advance(uint64_t bytes) {
+  next_ += ToLine(bytes) / kLine;
+  if ((next_ - told_) * kLine >= kPiece) Tell();
 }
 
-StoreRingWriter::StoreRingWriter(std::span<std::byte> region) : StoreRing(region) {
-  taken_.Set(0);
-  filled_.Set(0);
+void StoreRing::Tell() {
+  if (told_ == next_) return;
+  told_ = next_;
+  own_.Set(next());
+}
+
+StoreRingWriter::StoreRingWriter(std::span<std::byte> region)
+    : StoreRing(region, kFilledOffset, kTakenOffset) {
+  other_.Set(0);
+  own_.Set(0);
 }
 
 std::span<std::byte> StoreRingWriter::Room(uint64_t bytes, const std::atomic<bool>& stop) {
   for (;;) {
-    const uint32_t taken = taken_.Get();
-    const uint32_t full = static_cast<uint32_t>(next_) - taken;
-    if (full < lines_) return At(next_, lines_ - full, bytes);
+    const uint32_t taken = other_.Get();
+    const uint32_t full = next() - taken;
+    if (full < lines_) return StoreRing::At(lines_ - full, bytes);
     if (stop.load()) return {};
-    Flush();
-    taken_.Await(taken);
+    Tell();
+    other_.Await(taken);
   }
 }
-
-void StoreRingWriter::Fill(uint64_t bytes) {
-  next_ += LinesOf(bytes);
-  Tell(&filled_, next_, &told_, false);
-}
-
-void StoreRingWriter::Flush() { Tell(&filled_, next_, &told_, true); }
 
 absl::StatusOr<std::span<const std::byte>> StoreRingReader::Next(uint64_t bytes,
                                                                  const std::atomic<bool>& stop) {
   const TimePoint end = std::chrono::steady_clock::now() + kStall;
   for (;;) {
-    const uint32_t filled = filled_.Get();
-    const uint32_t lines = filled - static_cast<uint32_t>(next_);
+    const uint32_t filled = other_.Get();
+    const uint32_t lines = filled - next();
     if (lines > lines_) {
       return absl::InvalidArgumentError(
-          absl::StrCat("filled is ", lines, " lines beyond taken, the ", "ring has ", lines_));
+          absl::StrCat("filled is ", lines, " lines beyond taken, the ring has ", lines_));
     }
-    if (lines > 0) return At(next_, lines, bytes);
+    if (lines > 0) return StoreRing::At(lines, bytes);
     if (stop.load()) return absl::CancelledError("stopped");
-    Tell(&taken_, next_, &told_, true);
+    Tell();
     if (std::chrono::steady_clock::now() > end) {
       // Not the call's deadline: a client that was only late has time left, and can Store.
       return absl::AbortedError(absl::StrCat("the client has filled nothing in for ",
                                              kStall / std::chrono::seconds(1), " s"));
     }
-    filled_.Await(filled);
+    other_.Await(filled);
   }
-}
-
-void StoreRingReader::Take(uint64_t bytes) {
-  next_ += LinesOf(bytes);
-  Tell(&taken_, next_, &told_, false);
 }
 
 }  // namespace kvtier

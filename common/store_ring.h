@@ -32,7 +32,7 @@ class SharedCounter {
   uint32_t* const word_;
 };
 
-// Where things lie in a region.
+// Where things lie in a region, and how far one side has come.
 class StoreRing {
  public:
   static constexpr uint64_t kLine = 64;
@@ -45,20 +45,31 @@ class StoreRing {
   static constexpr uint64_t StreamBytes(uint64_t part_bytes) { return ToLine(part_bytes) + kLine; }
 
  protected:
-  // REQUIRES: `region` begins on a line, and has one after kRingOffset.
-  explicit StoreRing(std::span<std::byte> region);
+  static constexpr uint64_t kFilledOffset = 0;
+  static constexpr uint64_t kTakenOffset = kLine;
 
-  // At most `bytes` of what `lines` lines from `line` of the stream on hold, at most a piece, in
-  // one span: so not beyond the ring's end.
-  std::span<std::byte> At(uint64_t line, uint32_t lines, uint64_t bytes) const;
-  static uint32_t LinesOf(uint64_t bytes) { return static_cast<uint32_t>(ToLine(bytes) / kLine); }
-  // `counter` says `line`: at once when a piece has come together, or `now`.
-  static void Tell(SharedCounter* counter, uint64_t line, uint64_t* told, bool now);
+  // `own`: where the counter lies that this side advances. REQUIRES: `region` begins on a line, and
+  // has one after kRingOffset.
+  StoreRing(std::span<std::byte> region, uint64_t own, uint64_t other);
+
+  // At most `bytes` of what the next `lines` lines hold, at most a piece, in one span: so not
+  // beyond the ring's end.
+  std::span<std::byte> At(uint32_t lines, uint64_t bytes) const;
+  // So many bytes are done, up to a whole line. The other side hears of it when a piece has come
+  // together, or by Tell.
+  void Advance(uint64_t bytes);
+  void Tell();
+  // The next line of the stream, as counters have it.
+  uint32_t next() const { return static_cast<uint32_t>(next_); }
 
   const std::span<std::byte> ring_;
   const uint32_t lines_;  // of the ring
-  SharedCounter filled_;
-  SharedCounter taken_;
+  SharedCounter own_;
+  SharedCounter other_;
+
+ private:
+  uint64_t next_ = 0;  // line of the stream
+  uint64_t told_ = 0;
 };
 
 // The client's side. Not thread-safe, save for Wake.
@@ -74,14 +85,10 @@ class StoreRingWriter : private StoreRing {
   std::span<std::byte> Room(uint64_t bytes, const std::atomic<bool>& stop);
   // So many are there, and what remains of the last line is skipped. The daemon hears of it when a
   // piece has come together, when Room waits, or by Flush.
-  void Fill(uint64_t bytes);
-  void Flush();
+  void Fill(uint64_t bytes) { Advance(bytes); }
+  void Flush() { Tell(); }
   // A Room that waits looks at its `stop`.
-  void Wake() { taken_.Wake(); }
-
- private:
-  uint64_t next_ = 0;  // line of the stream
-  uint64_t told_ = 0;
+  void Wake() { other_.Wake(); }
 };
 
 // The daemon's side. The client may write anything anywhere in the region at any moment. Not
@@ -90,7 +97,8 @@ class StoreRingReader : private StoreRing {
  public:
   static constexpr Duration kStall = std::chrono::seconds(2);
 
-  explicit StoreRingReader(std::span<std::byte> region) : StoreRing(region) {}
+  explicit StoreRingReader(std::span<std::byte> region)
+      : StoreRing(region, kTakenOffset, kFilledOffset) {}
 
   // The first of the next `bytes` bytes; read each once. Waits while there are none. Errors:
   // CANCELLED when `stop` is set meanwhile, INVALID_ARGUMENT when more is filled in than the ring
@@ -98,11 +106,7 @@ class StoreRingReader : private StoreRing {
   absl::StatusOr<std::span<const std::byte>> Next(uint64_t bytes, const std::atomic<bool>& stop);
   // So many have been taken, and what remains of the last line is skipped. The client hears of it
   // when a piece has come together, or when Next waits.
-  void Take(uint64_t bytes);
-
- private:
-  uint64_t next_ = 0;  // line of the stream
-  uint64_t told_ = 0;
+  void Take(uint64_t bytes) { Advance(bytes); }
 };
 
 }  // namespace kvtier

@@ -4,9 +4,9 @@
 // an extent serves one class (slot stride and domain) at a time, and an empty extent can change its
 // class. Memory that was in use goes from one domain to another only by way of the system: it is
 // freed and taken anew, so that neither those who had mapped it nor those who will see what is not
-// theirs. Capacity is a limit on the bytes taken from the
-// device, never exceeded, and changes live. Which block leaves is not decided here: the owner of
-// the pool empties an extent (BeginDrain, move or free its live slots) and the pool gives it back.
+// theirs. Capacity is a limit on the bytes taken from the device, never exceeded, and changes live.
+// Which block leaves is not decided here: the owner of the pool empties an extent (BeginDrain, move
+// or free its live slots) and the pool gives it back.
 //
 // An extent is about capacity / 16, at least 64 KiB and at most 64 MiB, and its region is as large
 // as its slots: what that saves goes into further extents. So a class that has the pool for itself

@@ -91,8 +91,7 @@ absl::Status StoreSharedCall::TakeBlock(uint32_t block, bool unverified) {
   KVTIER_ASSIGN_OR_RETURN(const bool wanted, writer_->StartBlock(block, deadline_));
   const StoreSession& session = writer_->session();
   if (!wanted && session.outcome(block) == StoreOutcome::kRejected) return absl::OkStatus();
-  received_.Restart();
-  KVTIER_RETURN_IF_ERROR(wanted ? Land(writer_->Buffer(block)) : Skip(session.part_bytes()));
+  KVTIER_RETURN_IF_ERROR(TakePart(wanted ? writer_->Buffer(block).data() : nullptr));
   KVTIER_ASSIGN_OR_RETURN(const uint64_t sent, TakeChecksum());
   writer_->EndBlock(block, wanted, wanted ? received_.Value() : 0,
                     unverified ? std::nullopt : std::optional(sent));
@@ -103,24 +102,19 @@ absl::Status StoreSharedCall::TakeBlock(uint32_t block, bool unverified) {
   return absl::OkStatus();
 }
 
-absl::Status StoreSharedCall::Land(std::span<std::byte> to) {
-  while (!to.empty()) {
-    KVTIER_ASSIGN_OR_RETURN(const std::span<const std::byte> piece,
-                            ring_->Next(to.size(), stopped_));
-    HashAndCopyPastOnce(to.data(), piece, &received_);
+// Null: nobody wants it.
+absl::Status StoreSharedCall::TakePart(std::byte* to) {
+  received_.Restart();
+  for (uint64_t left = writer_->session().part_bytes(); left > 0;) {
+    KVTIER_ASSIGN_OR_RETURN(const std::span<const std::byte> piece, ring_->Next(left, stopped_));
+    if (to != nullptr) {
+      HashAndCopyPastOnce(to, piece, &received_);
+      to += piece.size();
+    }
     ring_->Take(piece.size());
-    to = to.subspan(piece.size());
+    left -= piece.size();
   }
   FinishCopies();
-  return absl::OkStatus();
-}
-
-absl::Status StoreSharedCall::Skip(uint64_t bytes) {
-  while (bytes > 0) {
-    KVTIER_ASSIGN_OR_RETURN(const std::span<const std::byte> piece, ring_->Next(bytes, stopped_));
-    ring_->Take(piece.size());
-    bytes -= piece.size();
-  }
   return absl::OkStatus();
 }
 

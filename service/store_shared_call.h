@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 
-#include "common/mutex.h"
 #include "common/running_checksum.h"
 #include "common/store_ring.h"
 #include "service/call.h"
@@ -47,8 +46,7 @@ class StoreSharedCall final : public grpc::ServerUnaryReactor,
   absl::Status WhyStopped() const;
   absl::Status TakeBlocks(bool unverified);
   absl::Status TakeBlock(uint32_t block, bool unverified);
-  absl::Status Land(std::span<std::byte> to);
-  absl::Status Skip(uint64_t bytes);
+  absl::Status TakePart(std::byte* to);
   absl::StatusOr<uint64_t> TakeChecksum();
   void Finish(const absl::Status& status);
 
