@@ -33,11 +33,7 @@ class Results:
 
 def limit_of(results, key, arm):
     """(name, median) of what no system over this transport can exceed, (None, None) where there is none."""
-    if arm.transport == "shm":
-        # Payload is copied within memory; the calls are LMCache's over TCP, kvtier's over a Unix socket.
-        name = "memcpy" if is_rate(key[0]) else "raw_tcp" if arm.system.name == "lmcache" else "raw_unix"
-    else:
-        name = f"raw_{arm.transport}"
+    name = "memcpy" if arm.transport == "shm" and is_rate(key[0]) else f"raw_{arm.calls}"
     source = key if name != "memcpy" else ("memcpy", None, None, 1)
     if name == arm.name or name not in results.samples.get(source, {}):
         return None, None

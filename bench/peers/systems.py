@@ -92,10 +92,12 @@ def only_loopback():
 
 
 class Arm:
-    """One way to use one system, as rows of the table."""
+    """One way to use one system, as rows of the table. calls: the transport of its calls, where payload goes
+    another way."""
 
-    def __init__(self, name, system, transport, argv, verified, env=None, transfers=True, lookups=True):
+    def __init__(self, name, system, transport, argv, verified, env=None, transfers=True, lookups=True, calls=None):
         self.name, self.system, self.transport = name, system, transport
+        self.calls = calls or transport
         self.argv = argv  # the client's number is added
         self.verified = verified
         self.env = env
@@ -203,12 +205,12 @@ class Kvtier(System):
                             "--log-level", "warning"], stdout=subprocess.PIPE)
         ready = dict(word.split("=", 1) for word in wait_for_line(process, "ready ", "kvtierd").split()[1:])
         self.admin = ready["admin"]
-        for transport, address in zip(("unix", "tcp"), ready["listen"].split(",")):
-            self.arms.append(Arm(f"kvtier_{transport}", self, transport, self.where.client("kvtier", address),
-                                 self.VERIFIED))
-            if transport == "unix":
-                self.arms.append(Arm("kvtier_shared", self, "shm", self.where.client("kvtier-shared", address),
-                                     self.VERIFIED))
+        unix, tcp = ready["listen"].split(",")
+        for name, transport, calls, client, address in (
+                ("kvtier_unix", "unix", "unix", "kvtier", unix),
+                ("kvtier_shared", "shm", "unix", "kvtier-shared", unix),
+                ("kvtier_tcp", "tcp", "tcp", "kvtier", tcp)):
+            self.arms.append(Arm(name, self, transport, self.where.client(client, address), self.VERIFIED, calls=calls))
 
     def forget(self, model):
         subprocess.run([self.where.bin / "kvtier", "reset", "--model", model],
@@ -317,7 +319,7 @@ class Lmcache(PythonPeer):
                            "--max-workers", 1, "--disable-metrics"], env=self.environment())
         wait_for(lambda: answers(f"127.0.0.1:{port}") and answers(f"127.0.0.1:{http}"), server, "lmcache server")
         self.arms.append(Arm("lmcache", self, "shm", self.client("lmcache_arm.py", f"tcp://127.0.0.1:{port}"),
-                             "nothing", env=self.environment()))
+                             "nothing", env=self.environment(), calls="tcp"))
 
     def stop(self):
         super().stop()
