@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from kvtier.breaker import BreakerOptions
 from kvtier.errors import Code, Error
 from kvtier.v1 import kvtier_pb2 as pb
+from kvtier.warn_once import WarnOnce
 
 _log = logging.getLogger("kvtier")
 
@@ -71,7 +72,7 @@ class Listening:
 
     def __init__(self, listener: RegionListener | None = None) -> None:
         self._listener = listener
-        self._warned = False
+        self._warn_once = WarnOnce(_log)
 
     def follow(self, mapping: Mapping) -> None:
         """From a new map to its end."""
@@ -88,9 +89,7 @@ class Listening:
         try:
             call(*arguments)
         except Exception:  # theirs: it must break neither a call of the client's nor a finalizer
-            level = logging.DEBUG if self._warned else logging.WARNING
-            self._warned = True
-            _log.log(level, "shared memory: the region listener failed (said once)", exc_info=True)
+            self._warn_once("listener", "shared memory: the region listener failed", exc_info=True)
 
 
 class Mapping:

@@ -1,4 +1,4 @@
-"""What connectors log of things that go wrong again and again."""
+"""What is logged of things that go wrong again and again."""
 from __future__ import annotations
 
 import logging

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from kvtier.engines.warn_once import WarnOnce
+from kvtier.warn_once import WarnOnce
 
 logger = logging.getLogger(__name__)
 

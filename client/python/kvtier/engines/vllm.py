@@ -39,7 +39,7 @@ from kvtier.engines.paged import (
     WorkerReport,
 )
 from kvtier.engines.torch_pages import pages_of
-from kvtier.engines.warn_once import WarnOnce
+from kvtier.warn_once import WarnOnce
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

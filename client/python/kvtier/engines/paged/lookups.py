@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvtier import Client, Error, Namespace, Prompt, TierSpan
 from kvtier.engines.paged.machinery import ModelHandle, Threads
 from kvtier.engines.paged.plans import NO_LEASE, LoadOutcome
-from kvtier.engines.warn_once import WarnOnce
+from kvtier.warn_once import WarnOnce
 
 # Of a lease by which nothing was loaded.
 _UNUSED = LoadOutcome(0, 0, 0, 0.0)

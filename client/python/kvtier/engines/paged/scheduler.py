@@ -25,7 +25,7 @@ from kvtier.engines.paged.plans import (
     StepPlan,
     WorkerReport,
 )
-from kvtier.engines.warn_once import WarnOnce
+from kvtier.warn_once import WarnOnce
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from kvtier.engines.paged.plans import (
     StepPlan,
     WorkerReport,
 )
-from kvtier.engines.warn_once import WarnOnce
+from kvtier.warn_once import WarnOnce
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
