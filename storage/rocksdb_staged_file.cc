@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "storage/rocksdb_checked_table.h"
+
 namespace kvtier {
 namespace {
 
@@ -74,7 +76,10 @@ IOStatus StagedFileSystem::NewRandomAccessFile(const std::string& path,
                                                const rocksdb::FileOptions& options,
                                                std::unique_ptr<rocksdb::FSRandomAccessFile>* file,
                                                rocksdb::IODebugContext* debug) {
-  if (path != staged_path_) return target()->NewRandomAccessFile(path, options, file, debug);
+  if (path != staged_path_) {
+    return path.ends_with(".sst") ? OpenCheckedTable(target(), path, options, file, debug)
+                                  : target()->NewRandomAccessFile(path, options, file, debug);
+  }
   rocksdb::FileOptions buffered = options;
   buffered.use_direct_reads = false;
   std::unique_ptr<rocksdb::FSRandomAccessFile> opened;

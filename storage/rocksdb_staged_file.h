@@ -5,6 +5,9 @@
 // file that it ingests, and takes a read error for an empty file in one place and checks an
 // assertion in the other. So what it will read is read before, where an error is an error, and
 // given to it from memory.
+//
+// RocksDB gets a table of the database only when its tail verifies, whenever it opens it: at the
+// start, or later.
 #pragma once
 
 #include <rocksdb/file_system.h>
@@ -18,7 +21,7 @@
 namespace kvtier {
 
 // A file system in which the one staged file is written behind, and read from memory. One file is
-// staged at a time; other calls from any thread go straight through.
+// staged at a time; other calls from any thread go through.
 class StagedFileSystem final : public rocksdb::FileSystemWrapper {
  public:
   StagedFileSystem(const std::shared_ptr<rocksdb::FileSystem>& base, std::string staged_path)

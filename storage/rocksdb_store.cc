@@ -401,6 +401,7 @@ absl::StatusOr<std::string> RocksdbStore::FindList(const StoreFile& file) const 
   rocksdb::TablePropertiesCollection tables;
   const rocksdb::Status status =
       db_->GetPropertiesOfTablesInRange(db_->DefaultColumnFamily(), &range, 1, &tables);
+  if (status.IsNotSupported()) return absl::UnimplementedError(status.ToString());
   if (!status.ok()) return absl::DataLossError(status.ToString());
   if (tables.size() != 1) return absl::DataLossError("the database does not list it any more");
   const auto& properties = tables.begin()->second->user_collected_properties;

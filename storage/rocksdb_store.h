@@ -82,7 +82,8 @@ class RocksdbStore {
   // A failed call may have added the file all the same; nothing else of it is left on disk. What
   // the file replaces may be gone.
   absl::StatusOr<StoreFile> AddFile(const NewFile& file);
-  // NOT_FOUND when the file has none; DATA_LOSS when the file cannot be read.
+  // NOT_FOUND when the file has none; DATA_LOSS when the file cannot be read; UNIMPLEMENTED when it
+  // is of another format (storage/sst_tail.h).
   absl::StatusOr<std::string> ReadList(const StoreFile& file) const;
   // What `use` returned for the pair's head and body, which are valid during the call. NOT_FOUND;
   // DATA_LOSS when the file holds other bytes than were written; UNAVAILABLE when it gives none.

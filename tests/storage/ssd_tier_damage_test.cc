@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "storage/record_codec.h"
+#include "storage/ssd_inspect.h"
 #include "tests/support/seed.h"
 #include "tests/support/ssd_fixture.h"
 
@@ -27,6 +28,28 @@ void Overwrite(const std::string& path, const std::string& bytes) {
   std::fstream out(path, std::ios::binary | std::ios::in | std::ios::out);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   KVTIER_CHECK(out.good());
+}
+
+std::string WithBitTurned(std::string bytes, size_t at, int bit) {
+  bytes[at] = static_cast<char>(bytes[at] ^ (1 << bit));
+  return bytes;
+}
+
+// From the end of a table file, docs/FORMATS.md.
+constexpr size_t kFormatVersionFromEnd = 12;
+constexpr size_t kFooterBytes = 53;
+constexpr size_t kTrailerBytes = 5;
+
+// The byte whose top bit tells how the block of properties is to be looked through. It is the
+// block's last; the metaindex follows, and the footer begins with where that is.
+size_t TypeOfPropertiesAt(const std::string& bytes) {
+  size_t metaindex = 0;
+  size_t at = bytes.size() - kFooterBytes + 1;
+  for (int shift = 0;; shift += 7, ++at) {
+    metaindex |= size_t{static_cast<uint8_t>(bytes[at]) & 0x7Fu} << shift;
+    if ((static_cast<uint8_t>(bytes[at]) & 0x80u) == 0) break;
+  }
+  return metaindex - kTrailerBytes - 1;
 }
 
 std::string TextOf(const std::vector<std::byte>& bytes) {
@@ -102,6 +125,85 @@ TEST_F(SsdDamageTest, StartsOverWhateverByteIsWrongOnDisk) {
   EXPECT_THAT(SetAside(), testing::IsEmpty());
 }
 
+// The ends of the blocks of index and properties, the metaindex and the footer. That what is found
+// wrong there is all of it, down to the last bit, is sst_tail_test's to say.
+TEST_F(SsdDamageTest, StartsOverWhateverBitIsWrongAtTheEndOfAFile) {
+  constexpr size_t kEndBytes = 128;
+  part_bytes_ = 200;
+  WriteSegments(2);
+  const std::string right = BytesIn(files_[0]);
+  uint64_t misses = 0;
+  for (size_t at = right.size() - kEndBytes; at < right.size(); ++at) {
+    for (const int bit : {0, 7}) {
+      SCOPED_TRACE(absl::StrCat("bit ", bit, " of byte ", at));
+      Close();
+      Overwrite(files_[0], WithBitTurned(right, at, bit));
+      ASSERT_EQ(Open(), absl::OkStatus());
+      misses += CountMissing(written_[0]);
+      EXPECT_EQ(CountMissing(written_[1]), 0u);
+      Overwrite(files_[0], right);
+    }
+  }
+  EXPECT_GT(misses, 2 * kEndBytes);  // of three times that; nobody reads the footer's padding
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(CountMissing(written_[0]), 0u);
+}
+
+// RocksDB opens 16 files at the start, the others when they are first read.
+TEST_F(SsdDamageTest, MissesAFileThatWasDamagedBeforeItsFirstRead) {
+  constexpr size_t kFiles = 20;
+  WriteSegments(kFiles);
+  ASSERT_EQ(Start(), absl::OkStatus());
+  for (const std::string& file : files_) {
+    const std::string right = BytesIn(file);
+    Overwrite(file, WithBitTurned(right, TypeOfPropertiesAt(right), 7));
+  }
+  uint64_t missing = 0;
+  for (const std::vector<uint64_t>& tags : written_) missing += CountMissing(tags);
+  EXPECT_GT(missing, 0u);
+  EXPECT_LT(missing, 3 * kFiles);
+  EXPECT_EQ(Failures(), missing);
+  EXPECT_EQ(Write(), absl::OkStatus());
+  EXPECT_EQ(CountMissing({next_tag_ - 3, next_tag_ - 2, next_tag_ - 1}), 0u);
+}
+
+TEST_F(SsdDamageTest, LeavesATableOfAnotherFormatAlone) {
+  WriteSegments(2);
+  Close();
+  const std::string right = BytesIn(files_[0]);
+  std::string other = right;
+  other[right.size() - kFormatVersionFromEnd] = 6;
+  Overwrite(files_[0], other);
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(CountMissing(written_[0]), 3u);
+  ExpectOthersRightAndWritable();
+  tier_->Maintain();
+  Close();
+  ASSERT_EQ(BytesIn(files_[0]), other);
+  Overwrite(files_[0], right);
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(CountMissing(written_[0]), 0u);
+}
+
+TEST_F(SsdDamageTest, InspectTellsOfADamagedTailAndLeavesItThere) {
+  WriteSegments(2);
+  Close();
+  const std::string right = BytesIn(files_[0]);
+  const std::string wrong = WithBitTurned(right, TypeOfPropertiesAt(right), 7);
+  Overwrite(files_[0], wrong);
+  const auto inspector = SsdInspector::Open(options_.directory);
+  ASSERT_EQ(inspector.status(), absl::OkStatus());
+  std::vector<absl::StatusCode> codes;
+  std::vector<size_t> records;
+  (*inspector)->VisitFiles([&](const SsdFileInfo& file, std::span<const StoredPart> parts) {
+    codes.push_back(file.status.code());
+    records.push_back(parts.size());
+  });
+  EXPECT_THAT(codes, testing::ElementsAre(absl::StatusCode::kDataLoss, absl::StatusCode::kOk));
+  EXPECT_THAT(records, testing::ElementsAre(0u, 3u));
+  EXPECT_EQ(BytesIn(files_[0]), wrong);
+}
+
 // Where the head of a record and its payload are in a file.
 struct Places {
   size_t head;
@@ -175,21 +277,20 @@ TEST_F(SsdDamageTest, MissesAFileThatIsAnothers) {
 // What becomes of the first file.
 struct Damage {
   const char* name;
-  bool lost;  // after a start; else it does no harm
   std::function<void(const std::string& path)> inflict;
 };
 const Damage kDamages[] = {
-    {"is gone", true, [](const std::string& path) { fs::remove(path); }},
-    {"is empty", true, [](const std::string& path) { fs::resize_file(path, 0); }},
-    {"is a byte short", true,
+    {"is gone", [](const std::string& path) { fs::remove(path); }},
+    {"is empty", [](const std::string& path) { fs::resize_file(path, 0); }},
+    {"is a byte short",
      [](const std::string& path) { fs::resize_file(path, fs::file_size(path) - 1); }},
-    {"is cut in half", true,
+    {"is cut in half",
      [](const std::string& path) { fs::resize_file(path, fs::file_size(path) / 2); }},
-    {"is a byte long", false,
+    {"is a byte long",
      [](const std::string& path) { fs::resize_file(path, fs::file_size(path) + 1); }},
-    {"is zeros", true,
+    {"is zeros",
      [](const std::string& path) { Overwrite(path, std::string(fs::file_size(path), '\0')); }},
-    {"is a folder", true,
+    {"is a folder",
      [](const std::string& path) {
        fs::remove(path);
        fs::create_directory(path);
@@ -207,13 +308,13 @@ TEST_F(SsdDamageTest, StartsWithoutAFileThat) {
     Close();
     damage.inflict(files_[0]);
     ASSERT_EQ(Open(), absl::OkStatus());
-    EXPECT_EQ(CountMissing(written_[0]), damage.lost ? 3u : 0u);
+    EXPECT_EQ(CountMissing(written_[0]), 3u);
     ExpectOthersRightAndWritable();
     EXPECT_EQ(tier_->writable(), absl::OkStatus());
     // The loss does not last: neither its space nor its name.
     ASSERT_EQ(Open(), absl::OkStatus());
     ExpectAllRight();
-    EXPECT_EQ(known_.size(), damage.lost ? 9u : 12u);
+    EXPECT_EQ(known_.size(), 9u);
     EraseAll();
     tier_->Maintain();
     EXPECT_EQ(tier_->writable(), absl::OkStatus());

@@ -29,6 +29,7 @@ class SsdFixture : public testing::Test {
 
   // Closes first, and forgets what is known but for what Recover finds, each part of which is read.
   absl::Status Open();
+  absl::Status Start();  // the same, but reads nothing
   void Close() { tier_.reset(); }
   // One segment of the next tags, which is known if that was OK.
   absl::Status Write(int parts = 3);
