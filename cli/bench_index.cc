@@ -57,8 +57,8 @@ PromptCursor CursorOver(const std::vector<uint32_t>& tokens) {
   return PromptCursor(Digest128::Of("bench"), {bytes}, kBlockBytes);
 }
 
-// Prompts of kPromptBlocks blocks until the index has at least `blocks`, each block complete in RAM
-// and in its order, as the daemon would have it.
+// Prompts of kPromptBlocks blocks until the index has at least `blocks`, each block complete in
+// RAM, in its order, and found before, as the daemon would have it.
 void Fill(uint64_t blocks, BlockIndex* index) {
   for (uint32_t number = 0; index->size() < blocks; ++number) {
     const std::vector<uint32_t> tokens = PromptTokens(number, kPromptBlocks);
@@ -67,28 +67,38 @@ void Fill(uint64_t blocks, BlockIndex* index) {
     cursor.Next(cursor.blocks(), &identities);
     EntryId id = kNoEntry;
     for (uint32_t depth = 0; depth < identities.size() && index->size() < blocks; ++depth) {
-      id = index->Insert(identities[depth], kSpace, 0, depth, 1, id);
+      const EntryId previous = id;
+      id = index->Insert(identities[depth], kSpace, 0, depth, 1, previous);
       index->SetLocation(id, 0, TierKind::kRam, index->size());
       index->Enlist(id, TierKind::kRam);
+      index->Use(id, previous);
+      index->entry(id).hit = index->entry(id).ssd_hit = true;
     }
   }
+}
+
+std::vector<EntryId> Path(const BlockIndex& index, const std::vector<uint32_t>& tokens) {
+  PromptCursor cursor = CursorOver(tokens);
+  std::vector<EntryId> path(cursor.blocks());
+  EntryId block = kNoEntry;
+  BlockKey key = cursor.root();
+  for (EntryId& found : path) {
+    found = block = index.FindChild(block, key, cursor.NextIdentity(), kSpace);
+    KVTIER_CHECK(block != kNoEntry);
+    key = index.entry(block).key;
+  }
+  return path;
 }
 
 // What one hit of `blocks` blocks costs, part by part. Only the first block's key is hashed: from
 // there each block knows its child, and the comparison says whether it is the one.
 void BenchCost(const BlockIndex& index, uint32_t blocks, BenchReport* report) {
   const std::vector<uint32_t> tokens = PromptTokens(0, blocks);
-  std::vector<EntryId> path(blocks);
+  const std::vector<EntryId> path = Path(index, tokens);
   const double total = MedianNanoseconds([&] {
     PromptCursor cursor = CursorOver(tokens);
-    EntryId block = kNoEntry;
-    BlockKey key = cursor.root();
-    for (EntryId& found : path) {
-      block = index.FindChild(block, key, cursor.NextIdentity(), kSpace);
-      KVTIER_CHECK(block != kNoEntry);
-      found = block;
-      key = index.entry(block).key;
-    }
+    EntryId last = index.FindChild(kNoEntry, cursor.root(), cursor.NextIdentity(), kSpace);
+    KVTIER_CHECK(index.FollowUsed(&last, cursor.Ahead(), blocks, false) == blocks - 1);
   });
   const double verify = MedianNanoseconds([&] {
     for (uint32_t i = 0; i < blocks; ++i) {

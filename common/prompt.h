@@ -77,6 +77,14 @@ class PromptCursor {
     ++position_;
     return bytes;
   }
+  // The identities that lie end to end from position() on, not handed out yet; none where blocks
+  // carry media.
+  std::string_view Ahead() const { return media_.empty() ? rest_ : std::string_view(); }
+  // Hands out `blocks` of those. REQUIRES: so many are Ahead().
+  void Skip(uint64_t blocks) {
+    rest_.remove_prefix(blocks * block_bytes_);
+    position_ += blocks;
+  }
   // With keys, for who asks for all blocks from the first in this way: appends the next identities,
   // at most `count`; returns how many. They stay valid while the cursor lives.
   uint64_t Next(uint64_t count, std::vector<BlockIdentity>* out);

@@ -34,6 +34,30 @@ EntryId BlockIndex::FindByKey(const BlockKey& parent, std::string_view identity,
   return id != kNoEntry && Matches(entry(id), parent, identity, space) ? id : kNoEntry;
 }
 
+uint64_t BlockIndex::FollowUsed(EntryId* previous, std::string_view identities, uint64_t limit,
+                                bool protects) const {
+  EntryId parent = *previous;
+  const Entry* last = &entry(parent);
+  if (!live(parent) || !last->used()) return 0;
+  const size_t bytes = last->identity_bytes;
+  const char* identity = identities.data();
+  limit = std::min<uint64_t>(limit, identities.size() / bytes);
+  uint64_t followed = 0;
+  for (; followed < limit; ++followed, identity += bytes) {
+    const EntryId id = last->child;
+    if (id >= next_fresh_) break;
+    if (id + kAhead < next_fresh_) __builtin_prefetch(&entry(id + kAhead));
+    const Entry* e = &entry(id);
+    if (!e->SameMarks(*last) || e->parent != last->key || !e->IsBeside(parent, protects)) break;
+    __builtin_prefetch(e->identity + kAhead * bytes);
+    if (!SameBytes(e->identity, identity, bytes)) break;
+    parent = id;
+    last = e;
+  }
+  *previous = parent;
+  return followed;
+}
+
 EntryId BlockIndex::FindKey(const BlockKey& key) const {
   const auto it = ids_.find(key);
   return it == ids_.end() ? kNoEntry : it->second;
@@ -86,6 +110,7 @@ void BlockIndex::Remove(EntryId id) {
   identity_bytes_ -= e.identity_bytes;
   identities_.Free(e.identity, e.identity_bytes);
   e.identity = nullptr;
+  static_cast<EntryMarks&>(e) = EntryMarks();
   if (e.part_count > 1) {
     delete[] e.many;
     part_array_bytes_ -= e.part_count * sizeof(PartState);

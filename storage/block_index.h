@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -36,18 +37,28 @@ struct PartState {
   bool present() const;  // in some tier
 };
 
+// What the blocks of a prompt that was used before have in common, compared at once: no bit of it
+// may be padding.
+struct EntryMarks {
+  uint32_t identity_bytes : 26 = 0;  // 0: the entry is free
+  bool hit : 1 = false;              // Lookup has found it
+  bool ssd_hit : 1 = false;          // used since it was written to SSD
+  bool detached : 1 = false;         // reset while in use: not in the map, gone with its last user
+  bool whole : 1 = false;            // all parts are there: the block is visible
+  TierKind best : 2 = TierKind::kGpu;  // where it can be read from, when whole
+  SpaceId space = 0;
+
+  bool used() const { return hit && ssd_hit && whole && !detached; }
+  bool SameMarks(const EntryMarks& other) const {
+    return std::bit_cast<uint64_t>(*this) == std::bit_cast<uint64_t>(other);
+  }
+};
+
 // One block, in two cache lines. Lookup's walk reads the first alone, and the identity.
-struct alignas(64) Entry {
+struct alignas(64) Entry : EntryMarks {
   BlockKey key;
   BlockKey parent;                 // the root for block 0
   const char* identity = nullptr;  // null: the entry is free
-  uint32_t identity_bytes : 24 = 0;
-  bool hit : 1 = false;       // Lookup has found it
-  bool ssd_hit : 1 = false;   // used since it was written to SSD
-  bool detached : 1 = false;  // reset while in use: not in the map, gone when its last user is
-  bool whole : 1 = false;     // all parts are there: the block is visible
-  TierKind best : 2 = TierKind::kGpu;  // where it can be read from, when whole
-  SpaceId space = 0;
   // The child that was inserted last: a guess that saves a walk the hash map. May be another block
   // by now; who follows it compares.
   EntryId child = kNoEntry;
@@ -71,11 +82,17 @@ struct alignas(64) Entry {
   Entry() : one() {}
   ~Entry() {}
   static constexpr int OrderOf(TierKind tier) { return tier == TierKind::kRam ? 0 : 1; }
+  // Whether one more use, after `previous`, leaves the block where it is in RAM's order: next to
+  // its parent, or the newest of all; and protected, where blocks are.
+  bool IsBeside(EntryId previous, bool protects) const {
+    const OrderLinks& links = order[OrderOf(TierKind::kRam)];
+    return (!links.listed || links.newer == previous) && (links.used || !protects);
+  }
   bool listed(TierKind tier) const { return order[OrderOf(tier)].listed; }
   bool complete() const { return whole; }
   bool in_use() const { return pins > 0 || moving || filling || writing; }
 };
-inline constexpr size_t kMostIdentityBytes = (size_t{1} << 24) - 1;
+inline constexpr size_t kMostIdentityBytes = (size_t{1} << 26) - 1;
 
 static_assert(sizeof(Entry) == 128);
 
@@ -92,6 +109,12 @@ class BlockIndex {
   // itself is computed only when `previous` does not know this child. kNoEntry when there is none.
   EntryId FindChild(EntryId previous, const BlockKey& parent, std::string_view identity,
                     SpaceId space) const;
+  // How many blocks, at most `limit`, go on from `*previous` with these identities, end to end, and
+  // are as it is: whole, in the same tier, found before, and where one more use would leave them.
+  // It moves `*previous` on to the last. A shortcut through long prompts: whatever ends it, a block
+  // that is not so or none, is for FindChild to say.
+  uint64_t FollowUsed(EntryId* previous, std::string_view identities, uint64_t limit,
+                      bool protects) const;
   // Whoever has this key, whatever its identity.
   EntryId FindKey(const BlockKey& key) const;
 

@@ -43,11 +43,19 @@ bool TakeWhole(Entry* entry, uint64_t depth, LookupResult* result) {
   return true;
 }
 
-// Whether using the block once more leaves it where it is in RAM's order: next to its parent, or
-// the newest of all; and protected, where blocks are.
-bool IsBeside(const Entry& entry, EntryId parent, bool protects) {
-  const OrderLinks& links = entry.order[Entry::OrderOf(TierKind::kRam)];
-  return (!links.listed || links.newer == parent) && (links.used || !protects);
+// The blocks ahead that are as the last one, and stay so, into the answer. False when there are
+// none.
+bool TakeUsed(const BlockIndex& index, uint64_t until, bool protects, EntryId* previous,
+              PromptCursor* cursor, LookupResult* result) {
+  const uint64_t position = cursor->position();
+  if (*previous == kNoEntry || result->blocks != position) return false;
+  auto& [tier, blocks] = result->runs.back();
+  if (index.entry(*previous).best != tier) return false;  // it has moved since it was found
+  const uint64_t taken = index.FollowUsed(previous, cursor->Ahead(), until - position, protects);
+  cursor->Skip(taken);
+  result->blocks += taken;
+  blocks += taken;
+  return taken > 0;
 }
 
 }  // namespace
@@ -245,6 +253,7 @@ void TierManager::CountLookup(uint64_t blocks, const LookupResult& result, const
 absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin, bool is_use,
                                      LookupResult* result, Walk* walk) {
   const bool protects = options_.eviction != Eviction::kLru;
+  const bool may_skip = result != nullptr && !pin && gpu_ == nullptr;
   SpaceId space = 0;
   EntryId previous = kNoEntry;
   BlockKey key = prompt.cursor.root();
@@ -267,6 +276,10 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
     while (prompt.cursor.position() < stop) {
       const uint64_t until = std::min(stop, walk->NextPause(prompt.cursor.position()));
       while (prompt.cursor.position() < until) {
+        if (may_skip && TakeUsed(index_, until, protects, &previous, &prompt.cursor, result)) {
+          key = index_.entry(previous).key;
+          continue;
+        }
         const EntryId block = index_.FindChild(previous, key, prompt.cursor.NextIdentity(), space);
         if (block == kNoEntry) return absl::OkStatus();
         Entry& entry = index_.entry(block);
@@ -279,7 +292,7 @@ absl::Status TierManager::WalkPrompt(PromptRef& prompt, uint64_t limit, bool pin
           AddPinLocked(block);
           walk->path.push_back(block);
         }
-        if (gpu_ != nullptr || !IsBeside(entry, previous, protects)) {
+        if (gpu_ != nullptr || !entry.IsBeside(previous, protects)) {
           is_use ? index_.Use(block, previous) : index_.Renew(block, previous);
         }
         // A line that is not written stays in every core's cache.

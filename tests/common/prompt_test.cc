@@ -50,6 +50,23 @@ TEST(PromptCursor, KeyIsTheDigestOfParentAndIdentity) {
   }
 }
 
+TEST(PromptCursor, SkipsWhatIsAhead) {
+  const std::vector<uint32_t> tokens = Tokens(160);
+  const std::string_view bytes = AsBytes(tokens);
+  // The sixth block straddles the slices.
+  PromptCursor cursor(kRoot, {bytes.substr(0, 5 * 64 + 8), bytes.substr(5 * 64 + 8)}, 64);
+  EXPECT_EQ(cursor.NextIdentity(), bytes.substr(0, 64));
+  EXPECT_EQ(cursor.Ahead(), bytes.substr(64, 4 * 64 + 8));
+  cursor.Skip(4);
+  EXPECT_EQ(cursor.position(), 5u);
+  EXPECT_EQ(cursor.NextIdentity(), bytes.substr(5 * 64, 64));
+  EXPECT_EQ(cursor.Ahead(), bytes.substr(6 * 64));
+  const std::vector<MediaSpan> media = {{100, 4, std::string(16, 'd')}};
+  PromptCursor with_media(kRoot, {bytes}, 64, media);
+  with_media.NextIdentity();
+  EXPECT_EQ(with_media.Ahead(), "");
+}
+
 TEST(PromptCursor, HandsOutAsManyAsAsked) {
   const std::vector<uint32_t> tokens = Tokens(160);
   PromptCursor cursor(kRoot, {AsBytes(tokens)}, 64);

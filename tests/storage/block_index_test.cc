@@ -165,6 +165,130 @@ TEST(BlockIndexTest, RecycledEntriesStartClean) {
   EXPECT_TRUE(Walk(index, first, 1).empty());
 }
 
+// A prompt whose blocks were all found before, in RAM's order as a lookup leaves them.
+class FollowUsedTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kBlocks = 10;
+  static constexpr SpaceId kSpace = 1;
+
+  FollowUsedTest() : index_(Eviction::kProtected), chain_(MakeChain(3, kBlocks)) {
+    for (std::string& identity : chain_.bytes) identity.resize(64, '.');
+    BlockKey parent = chain_.blocks[0].parent;
+    for (size_t i = 0; i < kBlocks; ++i) {
+      chain_.blocks[i] = {ChildKey(parent, chain_.bytes[i]), parent, chain_.bytes[i]};
+      parent = chain_.blocks[i].key;
+      prompt_ += chain_.bytes[i];
+    }
+    ids_ = InsertAll(&index_, chain_, kSpace);
+    for (size_t i = kBlocks; i-- > 0;) index_.Enlist(ids_[i], TierKind::kRam);
+    for (EntryId id : ids_) index_.entry(id).hit = index_.entry(id).ssd_hit = true;
+  }
+
+  // Of the blocks after the first.
+  uint64_t Followed(bool protects = false) {
+    EntryId last = ids_[0];
+    const std::string_view rest = std::string_view(prompt_).substr(64);
+    const uint64_t followed = index_.FollowUsed(&last, rest, kBlocks, protects);
+    EXPECT_EQ(last, ids_[followed]);
+    return followed;
+  }
+  Entry& entry(size_t number) { return index_.entry(ids_[number]); }
+
+  BlockIndex index_;
+  Chain chain_;
+  std::string prompt_;
+  std::vector<EntryId> ids_;
+};
+
+TEST_F(FollowUsedTest, GoesToTheEndOfThePromptOrTheLimit) {
+  EXPECT_EQ(Followed(), kBlocks - 1);
+  EntryId last = ids_[2];
+  EXPECT_EQ(index_.FollowUsed(&last, std::string_view(prompt_).substr(3 * 64), 4, false), 4u);
+  EXPECT_EQ(last, ids_[6]);
+  EXPECT_EQ(index_.FollowUsed(&last, std::string_view(prompt_).substr(7 * 64, 130), 9, false), 2u);
+  EXPECT_EQ(index_.FollowUsed(&last, "", 9, false), 0u);
+}
+
+TEST_F(FollowUsedTest, EndsAtTheFirstOtherByte) {
+  for (size_t at = 64; at < prompt_.size(); ++at) {
+    prompt_[at] = static_cast<char>(prompt_[at] ^ 1);
+    EXPECT_EQ(Followed(), at / 64 - 1) << "byte " << at;
+    prompt_[at] = static_cast<char>(prompt_[at] ^ 1);
+  }
+  EXPECT_EQ(Followed(), kBlocks - 1);
+}
+
+TEST_F(FollowUsedTest, EndsAtABlockThatAUseWouldChange) {
+  const auto ends = [this](const char* what, const auto& change, const auto& undo) {
+    change(entry(5));
+    EXPECT_EQ(Followed(), 4u) << what;
+    undo(entry(5));
+    EXPECT_EQ(Followed(), kBlocks - 1) << what;
+  };
+  ends(
+      "not found before", [](Entry& e) { e.hit = false; }, [](Entry& e) { e.hit = true; });
+  ends(
+      "written since", [](Entry& e) { e.ssd_hit = false; }, [](Entry& e) { e.ssd_hit = true; });
+  ends(
+      "another namespace", [](Entry& e) { e.space = 2; }, [](Entry& e) { e.space = kSpace; });
+  ends(
+      "on SSD",
+      [this](Entry&) {
+        index_.SetLocation(ids_[5], 0, TierKind::kSsd, 1);
+        index_.SetLocation(ids_[5], 0, TierKind::kRam, kNoLocation);
+      },
+      [this](Entry&) { index_.SetLocation(ids_[5], 0, TierKind::kRam, 5); });
+  ends(
+      "nowhere",
+      [this](Entry&) {
+        index_.SetLocation(ids_[5], 0, TierKind::kSsd, kNoLocation);
+        index_.SetLocation(ids_[5], 0, TierKind::kRam, kNoLocation);
+      },
+      [this](Entry&) { index_.SetLocation(ids_[5], 0, TierKind::kRam, 5); });
+  ends(
+      "elsewhere in the order",
+      [this](Entry&) {
+        index_.Unlist(ids_[5], TierKind::kRam);
+        index_.Enlist(ids_[5], TierKind::kRam);
+      },
+      [this](Entry&) {
+        for (size_t i = 0; i < kBlocks; ++i) {
+          index_.Renew(ids_[i], i == 0 ? kNoEntry : ids_[i - 1]);
+        }
+      });
+  EXPECT_EQ(Followed(true), 0u) << "none is protected yet";
+  EXPECT_TRUE(entry(0).IsBeside(kNoEntry, false));
+}
+
+TEST_F(FollowUsedTest, LeavesFromABlockThatIsNotUsedToOthers) {
+  entry(0).hit = false;
+  EXPECT_EQ(Followed(), 0u);
+  entry(0).hit = true;
+  EXPECT_EQ(Followed(), kBlocks - 1);
+}
+
+// The entries of a reset prompt stay while they are in use, linked as before.
+TEST_F(FollowUsedTest, FindsNoneOfAResetPrompt) {
+  for (EntryId id : ids_) {
+    index_.entry(id).pins = 1;
+    index_.Detach(id);
+  }
+  EXPECT_EQ(Followed(), 0u);
+}
+
+TEST_F(FollowUsedTest, FollowsNoChildThatHasLeftOrIsAnotherBlock) {
+  const EntryId tail = ids_.back();
+  index_.Leave(tail, TierKind::kRam);
+  index_.SetLocation(tail, 0, TierKind::kRam, kNoLocation);
+  index_.Remove(tail);
+  EXPECT_EQ(Followed(), kBlocks - 2);
+  const Chain other = MakeChain(4, 1);
+  ASSERT_EQ(InsertAll(&index_, other, kSpace)[0], tail);
+  index_.Enlist(tail, TierKind::kRam);
+  index_.entry(tail).hit = index_.entry(tail).ssd_hit = true;
+  EXPECT_EQ(Followed(), kBlocks - 2);
+}
+
 TEST(BlockIndexTest, MemoryPerBlockWithinItsBudget) {
   static_assert(sizeof(Entry) <= 128);
   BlockIndex index;
