@@ -192,6 +192,13 @@ void BlockIndex::Renew(EntryId id, EntryId parent) {
   for (TierKind tier : kMemoryTiers) order(tier).Renew(id, parent);
 }
 
+void BlockIndex::UseAsMuch(EntryId ancestor, EntryId descendant) {
+  for (int tier = 0; tier < kOrders; ++tier) {
+    OrderLinks& links = entry(ancestor).order[tier];
+    if (!links.listed && entry(descendant).order[tier].used) links.used = true;
+  }
+}
+
 uint64_t BlockIndex::memory_bytes() const {
   const uint64_t map_bytes = ids_.capacity() * (sizeof(std::pair<BlockKey, EntryId>) + 1);
   return chunks_.size() * kChunk * sizeof(Entry) + map_bytes + part_array_bytes_ +

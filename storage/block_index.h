@@ -145,6 +145,9 @@ class BlockIndex {
   // renewed, in all memory tiers. In those where it is not listed it stays so.
   void Use(EntryId id, EntryId parent);
   void Renew(EntryId id, EntryId parent);
+  // Before an ancestor comes back after a descendant: it is used where that is, though it may have
+  // left a tier in which the descendant was not.
+  void UseAsMuch(EntryId ancestor, EntryId descendant);
   // While it is in use / because it leaves the tier.
   void Unlist(EntryId id, TierKind tier) { order(tier).Unlist(id); }
   void Leave(EntryId id, TierKind tier) { order(tier).Leave(id); }

@@ -352,6 +352,7 @@ void TierManager::UnpinLocked(std::span<const EntryId> path, Erasures* erasures)
   for (size_t i = path.size(); i-- > 0;) {
     Entry& entry = index_.entry(path[i]);
     KVTIER_CHECK(entry.pins > 0);
+    if (i > 0) index_.UseAsMuch(path[i - 1], path[i]);
     if (--entry.pins > 0) continue;
     --counts_.pinned_blocks;
     SettleLocked(path[i], erasures);

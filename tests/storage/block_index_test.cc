@@ -134,6 +134,23 @@ TEST(BlockIndexTest, OrderIsLeastRecentFirstAndTiersAreApart) {
   index.CheckInvariants();
 }
 
+// A head that left a tier while its tail was in another comes back above the tail, which was used
+// in between.
+TEST(BlockIndexTest, AnAncestorComesBackAboveAProtectedDescendant) {
+  for (bool as_much : {true, false}) {
+    BlockIndex index(Eviction::kProtected);
+    const std::vector<EntryId> ids = InsertAll(&index, MakeChain(1, 10), 1);
+    index.Use(ids[0], kNoEntry);
+    index.Use(ids[1], ids[0]);
+    index.Leave(ids[0], TierKind::kRam);
+    for (size_t i = 10; i-- > 1;) index.Enlist(ids[i], TierKind::kRam);
+    if (as_much) index.UseAsMuch(ids[0], ids[1]);
+    index.Enlist(ids[0], TierKind::kRam);
+    EXPECT_EQ(index.newest(TierKind::kRam), as_much ? ids[0] : ids[1]);
+    index.CheckInvariants();
+  }
+}
+
 TEST(BlockIndexTest, CompleteOnlyWithEveryPart) {
   BlockIndex index;
   const Chain chain = MakeChain(1, 1);
