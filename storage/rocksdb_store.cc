@@ -13,8 +13,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <utility>
@@ -156,9 +158,15 @@ Result WithoutExceptions(const Call& call) {
   }
 }
 
+// RocksDB has no code for a user's quota that is used up: only the system's text says so.
+bool IsFull(const rocksdb::Status& status) {
+  return status.IsNoSpace() ||
+         (status.IsIOError() && status.ToString().find(std::strerror(EDQUOT)) != std::string::npos);
+}
+
 absl::Status WriteError(const rocksdb::Status& status) {
   if (status.ok()) return absl::OkStatus();
-  if (status.IsNoSpace()) return absl::ResourceExhaustedError(status.ToString());
+  if (IsFull(status)) return absl::ResourceExhaustedError(status.ToString());
   return absl::UnavailableError(status.ToString());
 }
 

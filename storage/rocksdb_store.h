@@ -48,7 +48,8 @@ class RocksdbStore {
  public:
   // Creates the directory's database when there is none. DATA_LOSS: it is damaged beyond use, and
   // starting anew is the only way; FAILED_PRECONDITION: another process has it; RESOURCE_EXHAUSTED:
-  // the disk is full; UNAVAILABLE: anything else, with the path. Unreadable SST files are no error.
+  // the disk is full, or this user's quota of it; UNAVAILABLE: anything else, with the path.
+  // Unreadable SST files are no error.
   static absl::StatusOr<std::unique_ptr<RocksdbStore>> Open(const RocksdbStoreOptions& options);
   // Writes nothing into the directory, and does not care who else has it open. The store is
   // stopped() from the start. NOT_FOUND: there is no database; else as Open.

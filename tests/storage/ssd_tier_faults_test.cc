@@ -1,6 +1,8 @@
 // The SSD tier when the medium fails: every call in turn, no space, slow reads.
 #include <gmock/gmock.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "common/executor.h"
@@ -272,11 +274,24 @@ TEST_F(SsdFaultsTest, AReadThatFailsIsAMissAndTheNextOneIsNot) {
 const std::vector<FileCall> kTakeSpace = {FileCall::kCreate, FileCall::kAppend, FileCall::kSync,
                                           FileCall::kLink, FileCall::kSyncDirectory};
 
-TEST_F(SsdFaultsTest, StartsOnAFullDiskWithWhatIsThere) {
+struct Full {
+  const char* name;
+  IOStatus status;
+};
+class SsdFullDiskTest : public SsdFixture, public testing::WithParamInterface<Full> {};
+
+// As RocksDB tells of ENOSPC and of EDQUOT.
+INSTANTIATE_TEST_SUITE_P(SsdTier, SsdFullDiskTest,
+                         testing::Values(Full{"Disk", IOStatus::NoSpace("disk full")},
+                                         Full{"Quota", IOStatus::IOError("disk full",
+                                                                         std::strerror(EDQUOT))}),
+                         [](const testing::TestParamInfo<Full>& info) { return info.param.name; });
+
+TEST_P(SsdFullDiskTest, StartsWithWhatIsThere) {
   ASSERT_EQ(Open(), absl::OkStatus());
   for (int i = 0; i < 3; ++i) ASSERT_EQ(Write(), absl::OkStatus());
   const std::vector<uint64_t> written = Tags();
-  fs_->Fail(1, kForGood, IOStatus::NoSpace("disk full"), kTakeSpace);
+  fs_->Fail(1, kForGood, GetParam().status, kTakeSpace);
   ASSERT_EQ(Open(), absl::OkStatus());
   EXPECT_EQ(tier_->stats().state, SsdState::kReadOnly);
   EXPECT_THAT(std::string(tier_->writable().message()),
@@ -303,8 +318,8 @@ TEST_F(SsdFaultsTest, StartsOnAFullDiskWithWhatIsThere) {
   EXPECT_EQ(CountMissing(all), 0u);
 }
 
-TEST_F(SsdFaultsTest, StartsOnAFullDiskWhereNothingIsYet) {
-  fs_->Fail(1, kForGood, IOStatus::NoSpace("disk full"), kTakeSpace);
+TEST_P(SsdFullDiskTest, StartsWhereNothingIsYet) {
+  fs_->Fail(1, kForGood, GetParam().status, kTakeSpace);
   ASSERT_EQ(Open(), absl::OkStatus());
   EXPECT_EQ(tier_->stats().state, SsdState::kReopening);
   EXPECT_EQ(Write().code(), absl::StatusCode::kUnavailable);
@@ -323,6 +338,16 @@ TEST_F(SsdFaultsTest, StartsOnAFullDiskWhereNothingIsYet) {
   ASSERT_EQ(Open(), absl::OkStatus());
   EXPECT_EQ(CountMissing(written), 0u);
   EXPECT_THAT(SetAside(), testing::IsEmpty());
+}
+
+TEST_F(SsdFaultsTest, DoesNotStartOnADiskThatIsSickAndNotFull) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_EQ(Write(), absl::OkStatus());
+  fs_->Fail(1, kForGood, IOStatus::IOError("sick"), kTakeSpace);
+  EXPECT_EQ(Open().code(), absl::StatusCode::kUnavailable);
+  fs_->FailNothing();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(known_.size(), 3u);
 }
 
 // What was forgotten stays so when its mark is read from a disk that is full now.
