@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "common/hashed_copy.h"
 
 namespace kvtier::client_internal {
 namespace {
@@ -122,7 +123,7 @@ uint64_t StoreMessages::AddPiece(uint64_t room, char* head, std::vector<std::str
   const auto bytes = part.subspan(offset_, std::min<uint64_t>(room, part.size() - offset_));
   // Hashed just before they are sent, so that sending finds them in the CPU's cache.
   if (offset_ == 0) sent_.Restart();
-  sent_.Update(bytes);
+  HashFromMemory(bytes, &sent_);
   wire::Piece piece;
   piece.block = first_block_ + static_cast<uint32_t>(next_);
   piece.offset = offset_;

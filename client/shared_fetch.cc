@@ -160,7 +160,7 @@ absl::StatusOr<std::optional<FetchedBlock>> SharedReader::Read(const SharedPart&
 void SharedReader::Show(const SharedPart& part) {
   for (size_t offset = 0; offset < part.bytes.size(); offset += kPiece) {
     const auto piece = part.bytes.subspan(offset, std::min(kPiece, part.bytes.size() - offset));
-    if (verify_) checksum_.Update(piece);
+    if (verify_) HashFromMemory(piece, &checksum_);
     (*visit_)(PieceView{part.block, offset, part.bytes.size(), piece});
   }
 }

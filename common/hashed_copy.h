@@ -1,4 +1,4 @@
-// Copying payload and hashing it in the same pass over memory.
+// Hashing payload at the speed of memory, and copying it in the same pass.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,9 @@ void HashAndCopyPast(std::byte* to, std::span<const std::byte> from, RunningChec
 
 // The same, but what is copied stays in the cache, for somebody who reads it soon.
 void HashAndCopy(std::byte* to, std::span<const std::byte> from, RunningChecksum* checksum);
+
+// Hashes what lies in memory, not in the cache, where it is afterwards.
+void HashFromMemory(std::span<const std::byte> bytes, RunningChecksum* checksum);
 
 // HashAndCopyPast out of memory that others may change at any moment: each byte is read once, so
 // what is hashed is what is copied.

@@ -7,8 +7,9 @@
 namespace kvtier {
 namespace {
 
-// How far a Fetch reads ahead of what it sends: enough to keep an SSD busy.
-constexpr uint64_t kAheadBytes = uint64_t{16} << 20;
+// How far a Fetch reads ahead of what it sends: twice the large parts that the reader's threads
+// have at a time, so that none is idle while the one whose turn it is takes longer.
+constexpr uint64_t kAheadBytes = uint64_t{32} << 20;
 constexpr uint64_t kAheadParts = 16;
 // How often a Store that is longer than RAM makes room on SSD for its next block: others may be
 // faster to take it.

@@ -8,6 +8,7 @@
 #include "common/bytes.h"
 #include "common/check.h"
 #include "common/executor.h"
+#include "common/hashed_copy.h"
 #include "common/log.h"
 #include "common/running_checksum.h"
 #include "storage/record_codec.h"
@@ -24,7 +25,6 @@ constexpr Duration kLastBackoff = std::chrono::seconds(5);
 // properties, index and footer.
 constexpr uint64_t kEntryBytes = 96;
 constexpr uint64_t kFileBytes = 2048;
-constexpr size_t kPieceBytes = 128 << 10;
 constexpr int kRecoverThreads = 16;
 constexpr size_t kRecoverAtOnce = 64;  // files whose lists are in memory together
 
@@ -38,18 +38,6 @@ int64_t UnixSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(now).count();
 }
 
-// What is hashed are the bytes that the caller gets, piece by piece while they are in the CPU's
-// cache.
-uint64_t CopyAndHash(std::string_view from, std::span<std::byte> to) {
-  RunningChecksum checksum;
-  for (size_t at = 0; at < from.size(); at += kPieceBytes) {
-    const size_t bytes = std::min(kPieceBytes, from.size() - at);
-    std::memcpy(to.data() + at, from.data() + at, bytes);
-    checksum.Update(to.subspan(at, bytes));
-  }
-  return checksum.Value();
-}
-
 absl::Status CopyRecord(std::string_view head, std::string_view body, const ReadOp& op) {
   const absl::StatusOr<RecordHead> record = DecodeRecordHead(head);
   if (!record.ok()) return absl::DataLossError(record.status().message());
@@ -59,7 +47,9 @@ absl::Status CopyRecord(std::string_view head, std::string_view body, const Read
                                             " bytes; it should have ", record->payload_bytes,
                                             ", and asked for are ", op.to.size()));
   }
-  const uint64_t checksum = CopyAndHash(body, op.to);
+  RunningChecksum received;
+  HashAndCopy(op.to.data(), std::as_bytes(std::span(body)), &received);
+  const uint64_t checksum = received.Value();
   if (checksum != record->checksum || checksum != op.checksum) {
     return absl::DataLossError("the payload's checksum differs");
   }
