@@ -93,14 +93,18 @@ class RawDisk {
   ~RawDisk();
 
   uint64_t bytes() const { return block_bytes_ * blocks_; }
-  // Seconds to write all blocks to a new file one after the other, synced at the end.
+  // Seconds to write all blocks one after the other, synced at the end: over the file, or to a new
+  // one, for which the file system has to find room.
   absl::StatusOr<double> Write();
+  absl::StatusOr<double> WriteNew();
   // Seconds to read all blocks once, in an order that is not theirs, `depth` at a time; or one.
   absl::StatusOr<double> Read();
   absl::StatusOr<double> ReadOne(uint64_t block);
 
  private:
   RawDisk(std::string path, uint64_t block_bytes, uint64_t blocks, int depth);
+
+  absl::Status Create();
 
   const std::string path_;
   const uint64_t block_bytes_;

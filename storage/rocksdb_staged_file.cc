@@ -47,6 +47,17 @@ class StagedFileSystem::LoadedFile final : public rocksdb::FSRandomAccessFileOwn
   const StagedFileSystem& loaded_;
 };
 
+// Where the spare cannot be deleted the next start does it, with all that is staged.
+StagedFileSystem::~StagedFileSystem() {
+  MutexLock lock(mutex_);
+  if (has_spare_) target()->DeleteFile(spare_path_, rocksdb::IOOptions(), nullptr);
+}
+
+void StagedFileSystem::KeepTables() {
+  MutexLock lock(mutex_);
+  keeps_tables_ = true;
+}
+
 // Through the page cache, which needs no alignment: these are few bytes.
 IOStatus StagedFileSystem::Load(uint64_t tail_offset) {
   const rocksdb::FileOptions buffered;
@@ -65,11 +76,42 @@ IOStatus StagedFileSystem::NewWritableFile(const std::string& path,
                                            const rocksdb::FileOptions& options,
                                            std::unique_ptr<rocksdb::FSWritableFile>* file,
                                            rocksdb::IODebugContext* debug) {
-  IOStatus status = target()->NewWritableFile(path, options, file, debug);
-  if (!status.ok() || path != staged_path_) return status;
+  if (path != staged_path_) return target()->NewWritableFile(path, options, file, debug);
+  IOStatus status = NewStagedFile(options, file, debug);
+  if (!status.ok()) return status;
   if (write_behind_ == nullptr) write_behind_ = std::make_unique<WriteBehind>();
   *file = write_behind_->Over(std::move(*file));
   return status;
+}
+
+IOStatus StagedFileSystem::NewStagedFile(const rocksdb::FileOptions& options,
+                                         std::unique_ptr<rocksdb::FSWritableFile>* file,
+                                         rocksdb::IODebugContext* debug) {
+  MutexLock lock(mutex_);
+  if (std::exchange(has_spare_, false) &&
+      target()->ReuseWritableFile(staged_path_, spare_path_, options, file, debug).ok()) {
+    return IOStatus::OK();
+  }
+  return target()->NewWritableFile(staged_path_, options, file, debug);
+}
+
+// RocksDB deletes a table when nobody reads it any more, and when the list of tables without it is
+// synced: after a power cut an old name of it is deleted, whatever the file holds.
+IOStatus StagedFileSystem::DeleteFile(const std::string& path, const rocksdb::IOOptions& options,
+                                      rocksdb::IODebugContext* debug) {
+  if (path != staged_path_ && path.ends_with(".sst") && KeepAsSpare(path)) return IOStatus::OK();
+  return target()->DeleteFile(path, options, debug);
+}
+
+// Not a file that somebody has linked to keep it.
+bool StagedFileSystem::KeepAsSpare(const std::string& path) {
+  MutexLock lock(mutex_);
+  if (!keeps_tables_ || has_spare_) return false;
+  const rocksdb::IOOptions options;
+  uint64_t links = 0;
+  if (!target()->NumFileLinks(path, options, &links, nullptr).ok() || links != 1) return false;
+  has_spare_ = target()->RenameFile(path, spare_path_, options, nullptr).ok();
+  return has_spare_;
 }
 
 IOStatus StagedFileSystem::NewRandomAccessFile(const std::string& path,

@@ -295,6 +295,7 @@ absl::Status RocksdbStore::OpenDatabase() {
   // What a killed process was writing. Only now: the lock is ours.
   std::error_code error;
   std::filesystem::remove_all(StagingFolder(), error);
+  file_system_->KeepTables();
   return WriteError(env->CreateDirIfMissing(StagingFolder()));
 }
 

@@ -108,16 +108,17 @@ class WriteBehind::File final : public rocksdb::FSWritableFile {
   // All that was appended is the file's, and no byte more. The rest is written here, in whole
   // pages: the caller waits anyway, and a small file needs no other thread.
   IOStatus Complete(const IOOptions& options, IODebugContext* debug) {
-    complete_ = true;
     owner_->disk_.WaitIdle();
-    if (filled_ == 0) return error();
+    if (std::exchange(complete_, true)) return error();
+    if (filled_ > 0) WriteRest();
+    const IOStatus status = error();
+    return status.ok() ? Keep(file_->Truncate(written_, options, debug)) : status;
+  }
+  void WriteRest() {
     const uint64_t bytes = (filled_ + kPageBytes - 1) / kPageBytes * kPageBytes;
     std::memset(piece_ + filled_, 0, bytes - filled_);
     Write(piece_, bytes, written_);
     written_ += std::exchange(filled_, 0);
-    const IOStatus status = error();
-    if (!status.ok() || written_ % kPageBytes == 0) return status;
-    return Keep(file_->Truncate(written_, options, debug));
   }
 
   WriteBehind* const owner_;

@@ -25,10 +25,10 @@ class WriteBehind {
   static constexpr int kPieces = 3;  // one is filled, one is written, one is ready for either
 
   WriteBehind();
-  // A file that is written in order, by Append only, through `file`: empty, open for direct I/O or
-  // not. An error of the medium is returned by the calls after it; Sync and Close return OK only
-  // when all bytes have been taken. After an error nothing more is written. Nothing may be appended
-  // after Sync.
+  // A file that is written in order, by Append only, through `file`: open for direct I/O or not,
+  // and empty or with old bytes, of which none is left in the end. An error of the medium is
+  // returned by the calls after it; Sync and Close return OK only when all bytes have been taken.
+  // After an error nothing more is written. Nothing may be appended after Sync.
   std::unique_ptr<rocksdb::FSWritableFile> Over(std::unique_ptr<rocksdb::FSWritableFile> file);
 
  private:

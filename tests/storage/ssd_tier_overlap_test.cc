@@ -9,9 +9,9 @@ namespace {
 
 class SsdTierOverlapTest : public SsdFixture {
  protected:
-  // Writes while no file can be deleted, and calls `meanwhile` once a deletion waits.
+  // Writes while no file can be given up, and calls `meanwhile` once one waits.
   absl::Status WriteWhileDeleting(const std::function<void()>& meanwhile) {
-    Gate& deletion = fs_->gate(FileCall::kDelete);
+    Gate& deletion = fs_->gate(FileCall::kRename);  // the first is kept as the next one's room
     deletion.Close(1);
     absl::Status written;
     ThreadPool writer(1);

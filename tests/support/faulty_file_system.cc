@@ -332,8 +332,14 @@ IOStatus FaultyFileSystem::ReuseWritableFile(const std::string& name, const std:
                                              const FileOptions& options,
                                              std::unique_ptr<rocksdb::FSWritableFile>* file,
                                              IODebugContext* debug) {
-  const IOStatus status = DeleteFile(old_name, IOOptions(), debug);
-  return status.ok() ? NewWritableFile(name, options, file, debug) : status;
+  IOStatus status = Enter(FileCall::kCreate);
+  if (!status.ok()) return status;
+  status = unsynced_.Change(name, old_name, [&] {
+    return target()->ReuseWritableFile(name, old_name, options, file, debug);
+  });
+  if (!status.ok()) return status;
+  *file = std::make_unique<WritableFile>(this, std::move(*file), unsynced_.Created(name));
+  return status;
 }
 
 IOStatus FaultyFileSystem::NewDirectory(const std::string& name, const IOOptions& options,
@@ -355,6 +361,12 @@ IOStatus FaultyFileSystem::GetFileSize(const std::string& name, const IOOptions&
                                        uint64_t* bytes, IODebugContext* debug) {
   const IOStatus status = Enter(FileCall::kOther);
   return status.ok() ? target()->GetFileSize(name, options, bytes, debug) : status;
+}
+
+IOStatus FaultyFileSystem::NumFileLinks(const std::string& name, const IOOptions& /*options*/,
+                                        uint64_t* links, IODebugContext* /*debug*/) {
+  *links = unsynced_.NamesOf(name);
+  return Enter(FileCall::kOther);
 }
 
 IOStatus FaultyFileSystem::LockFile(const std::string& name, const IOOptions& options,

@@ -84,7 +84,7 @@ class FaultyFileSystem final : public rocksdb::FileSystemWrapper {
   rocksdb::IOStatus ReopenWritableFile(const std::string& name, const rocksdb::FileOptions& options,
                                        std::unique_ptr<rocksdb::FSWritableFile>* file,
                                        rocksdb::IODebugContext* debug) override;
-  // The old file goes and a new one comes: nothing is recycled.
+  // A power cut that brings the old name back does not bring back what was in the file.
   rocksdb::IOStatus ReuseWritableFile(const std::string& name, const std::string& old_name,
                                       const rocksdb::FileOptions& options,
                                       std::unique_ptr<rocksdb::FSWritableFile>* file,
@@ -117,6 +117,8 @@ class FaultyFileSystem final : public rocksdb::FileSystemWrapper {
   rocksdb::IOStatus LinkFile(const std::string& from, const std::string& to,
                              const rocksdb::IOOptions& options,
                              rocksdb::IODebugContext* debug) override;
+  rocksdb::IOStatus NumFileLinks(const std::string& name, const rocksdb::IOOptions& options,
+                                 uint64_t* links, rocksdb::IODebugContext* debug) override;
   rocksdb::IOStatus LockFile(const std::string& name, const rocksdb::IOOptions& options,
                              rocksdb::FileLock** lock, rocksdb::IODebugContext* debug) override;
 

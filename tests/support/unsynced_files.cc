@@ -104,6 +104,14 @@ void UnsyncedFiles::Linked(const std::string& from, const std::string& to) {
   if (file != files_.end()) files_[Plain(to)] = file->second;
 }
 
+uint64_t UnsyncedFiles::NamesOf(const std::string& name) const {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(Plain(name));
+  if (file == files_.end()) return 1;
+  return std::count_if(files_.begin(), files_.end(),
+                       [&file](const auto& other) { return other.second == file->second; });
+}
+
 void UnsyncedFiles::SetBytes(const FilePtr& file, uint64_t bytes) {
   if (file == nullptr) return;
   MutexLock lock(mutex_);

@@ -40,6 +40,8 @@ class UnsyncedFiles {
   FilePtr Created(const std::string& name);
   FilePtr Opened(const std::string& name);
   void Linked(const std::string& from, const std::string& to);
+  // Names that the file has, without those it is kept under here.
+  uint64_t NamesOf(const std::string& name) const;
   void SetBytes(const FilePtr& file, uint64_t bytes);
   void Grow(const FilePtr& file, uint64_t to_bytes);
   uint64_t BytesOf(const FilePtr& file) const;
