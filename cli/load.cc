@@ -290,9 +290,13 @@ std::string_view LoadOpName(LoadOp op) {
 
 absl::StatusOr<LoadMix> ParseLoadMix(std::string_view text) {
   LoadMix mix = {};
+  std::array<bool, kLoadOps> given = {};
   for (const auto part : absl::StrSplit(absl::string_view(text.data(), text.size()), ',')) {
     const std::vector<std::string> pair = absl::StrSplit(part, absl::MaxSplits('=', 1));
     KVTIER_ASSIGN_OR_RETURN(const LoadOp op, ParseOp(pair[0]));
+    if (std::exchange(given[static_cast<size_t>(op)], true)) {
+      return absl::InvalidArgumentError(absl::StrCat("mix names '", pair[0], "' twice"));
+    }
     double& weight = mix[static_cast<size_t>(op)];
     if (pair.size() < 2 || !absl::SimpleAtod(pair[1], &weight) || !(weight >= 0) ||
         !std::isfinite(weight)) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/channel_args.h"
 #include "common/check.h"
 #include "common/hashed_copy.h"
 
@@ -21,6 +22,16 @@ std::string StoreHeader(const EncodedPrompt& prompt, const StoreParams& params, 
                                static_cast<uint32_t>(params.durability));
 }
 
+absl::Status CheckSize(const Prompt& prompt, uint64_t token_and_hash_bytes) {
+  uint64_t bytes = token_and_hash_bytes;
+  for (const MediaSpan& span : prompt.media) bytes += sizeof(span) + span.digest.size();
+  if (bytes <= kMaxPromptBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("prompt has ", prompt.tokens.size(), " tokens, ", prompt.engine_hashes.size(),
+                   " engine_hashes and ", prompt.media.size(), " media spans, ", bytes,
+                   " bytes in a message, the limit is ", kMaxPromptBytes));
+}
+
 }  // namespace
 
 absl::StatusOr<EncodedPrompt> EncodedPrompt::Make(const Prompt& prompt) {
@@ -33,7 +44,10 @@ absl::StatusOr<EncodedPrompt> EncodedPrompt::Make(const Prompt& prompt) {
   encoded.prompt_ = &prompt;
   encoded.tokens_ = std::string_view(reinterpret_cast<const char*>(prompt.tokens.data()),
                                      prompt.tokens.size_bytes());
-  if (prompt.engine_hashes.empty()) return encoded;
+  if (prompt.engine_hashes.empty()) {
+    KVTIER_RETURN_IF_ERROR(CheckSize(prompt, encoded.tokens_.size()));
+    return encoded;
+  }
   const size_t length = prompt.engine_hashes.front().size();
   encoded.hashes_.reserve(length * prompt.engine_hashes.size());
   for (size_t i = 0; i < prompt.engine_hashes.size(); ++i) {
@@ -46,6 +60,7 @@ absl::StatusOr<EncodedPrompt> EncodedPrompt::Make(const Prompt& prompt) {
     encoded.hashes_.append(hash);
   }
   encoded.hash_bytes_ = static_cast<uint32_t>(length);
+  KVTIER_RETURN_IF_ERROR(CheckSize(prompt, encoded.hashes_.size()));
   return encoded;
 }
 

@@ -2,6 +2,8 @@
 // both ends of a connection agree and a comparison is fair. Names and values only: no gRPC here.
 #pragma once
 
+#include <cstdint>
+
 namespace kvtier {
 
 struct ChannelArg {
@@ -24,7 +26,9 @@ inline constexpr ChannelArg kTransportArgs[] = {
     {"grpc.default_compression_algorithm", 0},
 };
 
-// Request messages: 1,048,576 tokens of 4 bytes, media and namespace. A payload message is smaller.
+// Request messages: a prompt's tokens (4 bytes each) or engine hashes, its media, and a head that
+// is far smaller. A payload message is smaller.
 inline constexpr int kMaxMessageBytes = 8 << 20;
+inline constexpr uint64_t kMaxPromptBytes = kMaxMessageBytes - (64 << 10);
 
 }  // namespace kvtier

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/bytes.h"
+#include "common/channel_args.h"
 
 namespace kvtier {
 namespace {
@@ -56,7 +57,8 @@ const ConfigField kFields[] = {
     {"eviction", &Config::eviction,
      "what leaves RAM and GPU first. lru: the least recently used; protected: of what was not used "
      "again, keeping up to 30 percent of a tier for what was"},
-    {"max-tokens", &Config::max_tokens, "tokens in one prompt", Unit::kNone, 1, 16 * kMiB},
+    {"max-tokens", &Config::max_tokens, "tokens in one prompt", Unit::kNone, 1,
+     kMaxPromptBytes / 4},
     {"max-engine-hashes", &Config::max_engine_hashes, "engine hashes in one prompt", Unit::kNone, 1,
      kMiB},
     {"max-part-bytes", &Config::max_part_bytes, "size of one part of a block", Unit::kBytes, 1,

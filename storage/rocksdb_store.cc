@@ -285,6 +285,7 @@ absl::Status RocksdbStore::OpenDatabase() {
   if (has_files && !has_current) return absl::DataLossError("the file CURRENT is gone");
 
   absl::Status opened = TryToOpen();
+  if (absl::IsResourceExhausted(opened) && RemoveStaged()) opened = TryToOpen();
   if (absl::IsDataLoss(opened) && CutTornChange(settings_.directory).ok()) {
     Log(LogLevel::kWarning, "ssd: the last change of the list of files was torn, and is undone",
         {{"path", settings_.directory}, {"error", std::string(opened.message())}});
@@ -292,11 +293,15 @@ absl::Status RocksdbStore::OpenDatabase() {
   }
   KVTIER_RETURN_IF_ERROR(opened);
 
-  // What a killed process was writing. Only now: the lock is ours.
-  std::error_code error;
-  std::filesystem::remove_all(StagingFolder(), error);
+  RemoveStaged();  // not before: the lock is ours now
   file_system_->KeepTables();
   return WriteError(env->CreateDirIfMissing(StagingFolder()));
+}
+
+// What a killed process was writing, and the folder. True when that gave room.
+bool RocksdbStore::RemoveStaged() {
+  std::error_code error;
+  return std::filesystem::remove_all(StagingFolder(), error) > 1 && !error;
 }
 
 absl::Status RocksdbStore::TryToOpen() {
@@ -424,15 +429,24 @@ absl::Status RocksdbStore::GetPair(std::string_view key, const UsePair& use) con
   return WithoutExceptions<absl::Status>([&] { return SeekPair(key, use); });
 }
 
+// The bound keeps RocksDB in the block where the key has to be. Where a lost write has left blocks
+// of an older file, intact and with lower keys, it would else go on from one to the next, and check
+// an assertion that the keys ascend. First the bound is the second key, which no separator of
+// blocks is below; then what comes after it.
 absl::Status RocksdbStore::SeekPair(std::string_view key, const UsePair& use) const {
+  const std::string body_key = std::string(key) + kBodySuffix;
+  const std::string after_body = body_key + '\0';
+  rocksdb::Slice bound = body_key;
   rocksdb::ReadOptions options;
   options.fill_cache = false;
+  options.iterate_upper_bound = &bound;
   const std::unique_ptr<rocksdb::Iterator> at(db_->NewIterator(options));
   at->Seek(SliceOf(key));
   if (!at->Valid() || at->key() != SliceOf(key)) return ReadError(at->status());
   const std::string head = at->value().ToString();
+  bound = after_body;
   at->Next();
-  if (!at->Valid() || !at->key().starts_with(SliceOf(key))) return ReadError(at->status());
+  if (!at->Valid() || at->key() != rocksdb::Slice(body_key)) return ReadError(at->status());
   return use(head, {at->value().data(), at->value().size()});
 }
 

@@ -111,6 +111,7 @@ class RocksdbStore {
   absl::Status SeekPair(std::string_view key, const UsePair& use) const;
   absl::Status Ingest(const std::string& path);
   std::string StagingFolder() const;
+  bool RemoveStaged();
   std::string StagedPath() const;
 
   const RocksdbStoreOptions settings_;

@@ -214,6 +214,7 @@ TEST(LoadTest, MixesThatAreNone) {
       {"lookup", "mix has 'lookup'"},
       {"lookup=-1", "mix has 'lookup=-1'"},
       {"lookup=0,fetch=0", "mix is all 0"},
+      {"lookup=1,fetch=1,lookup=2", "mix names 'lookup' twice"},
   };
   for (const auto& [text, error] : cases) {
     EXPECT_THAT(std::string(ParseLoadMix(text).status().message()), HasSubstr(error)) << text;

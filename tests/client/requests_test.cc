@@ -6,6 +6,7 @@
 #include <map>
 
 #include "common/block_key.h"
+#include "common/channel_args.h"
 
 namespace kvtier::client_internal {
 namespace {
@@ -54,6 +55,16 @@ TEST(EncodedPromptTest, HashesHaveOneAllowedLength) {
   ASSERT_TRUE(encoded.ok());
   EXPECT_EQ(encoded->head().engine_hashes, "12345678abcdefgh");
   EXPECT_EQ(encoded->head().engine_hash_bytes, 8u);
+}
+
+TEST(EncodedPromptTest, FitsAMessage) {
+  std::vector<uint32_t> tokens(kMaxPromptBytes / 4);
+  EXPECT_TRUE(EncodedPrompt::Make(TokenPrompt(tokens)).ok());
+  tokens.push_back(0);
+  const absl::Status status = EncodedPrompt::Make(TokenPrompt(tokens)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("prompt has 2080769 tokens"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the limit is 8323072"));
 }
 
 TEST(LeaseMillisecondsTest, RoundsUpWithinTheLimits) {

@@ -125,6 +125,36 @@ TEST_F(SsdDamageTest, StartsOverWhateverByteIsWrongOnDisk) {
   EXPECT_THAT(SetAside(), testing::IsEmpty());
 }
 
+// What a lost write leaves in a file that is written over another: blocks that are whole, but that
+// one's. Here from any block to any other.
+TEST_F(SsdDamageTest, MissesWhereTheBytesOfAnOlderFileAreLeft) {
+  constexpr uint64_t kStep = 4096;
+  part_bytes_ = 8000;  // each record has a block of its own
+  next_tag_ = 15;
+  WriteSegments(1);
+  next_tag_ = 22;  // identities and parts of the same sizes again
+  WriteSegments(2);
+  const std::string older = BytesIn(files_[0]), right = BytesIn(files_[1]);
+  ASSERT_EQ(older.size(), right.size());
+  uint64_t misses = 0;
+  for (uint64_t from = 0; from < right.size(); from += kStep) {
+    for (uint64_t to = from + kStep; to <= right.size() + kStep; to += kStep) {
+      SCOPED_TRACE(absl::StrCat("bytes ", from, " to ", to));
+      Close();
+      Overwrite(files_[1], std::string(right).replace(from, to - from, older, from, to - from));
+      ASSERT_EQ(Open(), absl::OkStatus());
+      misses += CountMissing(written_[1]);
+      EXPECT_EQ(CountMissing(written_[0]), 0u);
+      EXPECT_EQ(CountMissing(written_[2]), 0u);
+    }
+  }
+  EXPECT_GT(misses, right.size() / kStep);
+  Overwrite(files_[1], right);
+  Close();
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(CountMissing(written_[1]), 0u);
+}
+
 // The ends of the blocks of index and properties, the metaindex and the footer. That what is found
 // wrong there is all of it, down to the last bit, is sst_tail_test's to say.
 TEST_F(SsdDamageTest, StartsOverWhateverBitIsWrongAtTheEndOfAFile) {

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "common/executor.h"
 #include "tests/support/ssd_fixture.h"
@@ -316,6 +317,21 @@ TEST_P(SsdFullDiskTest, StartsWithWhatIsThere) {
   ASSERT_EQ(Open(), absl::OkStatus());
   EXPECT_EQ(tier_->stats().state, SsdState::kServing);
   EXPECT_EQ(CountMissing(all), 0u);
+}
+
+TEST_P(SsdFullDiskTest, StartsInTheRoomOfWhatAKilledProcessWasWriting) {
+  ASSERT_EQ(Open(), absl::OkStatus());
+  ASSERT_EQ(Write(), absl::OkStatus());
+  Close();
+  const std::string left = options_.directory + "/staging/new.sst";
+  std::ofstream(left) << std::string(4096, 'x');
+  fs_->Fail(1, 1, GetParam().status, kTakeSpace);
+  ASSERT_EQ(Open(), absl::OkStatus());
+  EXPECT_EQ(fs_->failures(), 1u);
+  EXPECT_EQ(tier_->stats().state, SsdState::kServing);
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_EQ(Write(), absl::OkStatus());
+  ExpectAllRight();
 }
 
 TEST_P(SsdFullDiskTest, StartsWhereNothingIsYet) {
