@@ -22,6 +22,21 @@ std::string StoreHeader(const EncodedPrompt& prompt, const StoreParams& params, 
                                static_cast<uint32_t>(params.durability));
 }
 
+absl::Status JoinHashes(std::span<const std::string> hashes, std::string* joined) {
+  const size_t length = hashes.front().size();
+  joined->reserve(length * hashes.size());
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    const std::string& hash = hashes[i];
+    if (hash.size() != length || length < kLeastHash || length > kLongestHash) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("engine_hashes[", i, "] has ", hash.size(), " bytes, the first has ", length,
+                       ", the limits are ", kLeastHash, " and ", kLongestHash));
+    }
+    joined->append(hash);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSize(const Prompt& prompt, uint64_t token_and_hash_bytes) {
   uint64_t bytes = token_and_hash_bytes;
   for (const MediaSpan& span : prompt.media) bytes += sizeof(span) + span.digest.size();
@@ -44,23 +59,11 @@ absl::StatusOr<EncodedPrompt> EncodedPrompt::Make(const Prompt& prompt) {
   encoded.prompt_ = &prompt;
   encoded.tokens_ = std::string_view(reinterpret_cast<const char*>(prompt.tokens.data()),
                                      prompt.tokens.size_bytes());
-  if (prompt.engine_hashes.empty()) {
-    KVTIER_RETURN_IF_ERROR(CheckSize(prompt, encoded.tokens_.size()));
-    return encoded;
+  if (!prompt.engine_hashes.empty()) {
+    KVTIER_RETURN_IF_ERROR(JoinHashes(prompt.engine_hashes, &encoded.hashes_));
+    encoded.hash_bytes_ = static_cast<uint32_t>(prompt.engine_hashes.front().size());
   }
-  const size_t length = prompt.engine_hashes.front().size();
-  encoded.hashes_.reserve(length * prompt.engine_hashes.size());
-  for (size_t i = 0; i < prompt.engine_hashes.size(); ++i) {
-    const std::string& hash = prompt.engine_hashes[i];
-    if (hash.size() != length || length < kLeastHash || length > kLongestHash) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("engine_hashes[", i, "] has ", hash.size(), " bytes, the first has ", length,
-                       ", the limits are ", kLeastHash, " and ", kLongestHash));
-    }
-    encoded.hashes_.append(hash);
-  }
-  encoded.hash_bytes_ = static_cast<uint32_t>(length);
-  KVTIER_RETURN_IF_ERROR(CheckSize(prompt, encoded.hashes_.size()));
+  KVTIER_RETURN_IF_ERROR(CheckSize(prompt, encoded.tokens_.size() + encoded.hashes_.size()));
   return encoded;
 }
 

@@ -18,7 +18,8 @@ namespace kvtier::client_internal {
 class EncodedPrompt {
  public:
   // `prompt` and what it points at must outlive this. INVALID_ARGUMENT for both or neither of
-  // tokens and engine hashes, and for hashes of unequal or forbidden lengths.
+  // tokens and engine hashes, for hashes of unequal or forbidden lengths, and for more than a
+  // message holds.
   static absl::StatusOr<EncodedPrompt> Make(const Prompt& prompt);
 
   wire::PromptHead head() const;
